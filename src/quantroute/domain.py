@@ -1,0 +1,522 @@
+"""The words of the trade as immutable values: endpoints, prices, usage, requests.
+
+Pure: no I/O, no clock, no randomness. Wire formats stop at the edges (`registry`, `client`).
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from datetime import datetime
+from decimal import Decimal
+from typing import Any, Final, NewType
+
+from quantroute.errors import ConfigurationError
+from quantroute.money import PicoUSD, cost_pusd, to_pusd
+
+__all__ = [
+    "Endpoint",
+    "EndpointKey",
+    "Message",
+    "PriceOverride",
+    "Pricing",
+    "Provider",
+    "Quantization",
+    "RowKey",
+    "Sampling",
+    "TokenUsage",
+    "canonical_json",
+    "check_messages",
+    "row_key",
+    "slugify",
+]
+
+RowKey = NewType("RowKey", str)
+"""Hex SHA-256 of what determines a row; see `row_key`."""
+
+Message = Mapping[str, Any]
+"""One chat message, `{"role": ..., "content": ...}`, text only."""
+
+
+class Quantization(enum.Enum):
+    """A number *format*, not a bit count: nvfp4 and int4 both have four bits and differ.
+
+    Source: OpenRouter's vocabulary of quantization labels, read 2026-11 (an open list).
+    """
+
+    INT4 = "int4"
+    INT8 = "int8"
+    FP4 = "fp4"
+    MXFP4 = "mxfp4"
+    NVFP4 = "nvfp4"
+    FP6 = "fp6"
+    FP8 = "fp8"
+    MXFP8 = "mxfp8"
+    FP16 = "fp16"
+    BF16 = "bf16"
+    FP32 = "fp32"
+    UNKNOWN = "unknown"
+
+    @classmethod
+    def parse(cls, label: object) -> Quantization:
+        """The member for a published label; UNKNOWN for null, unseen or non-text labels."""
+        if isinstance(label, str):
+            try:
+                return cls(label.strip().lower())
+            except ValueError:
+                pass
+        return cls.UNKNOWN
+
+    @property
+    def bits(self) -> int | None:
+        """Bits per stored weight, None for UNKNOWN. For display and sorting, never for policy."""
+        return _BITS.get(self)
+
+
+_BITS: Final = {
+    Quantization.INT4: 4,
+    Quantization.FP4: 4,
+    Quantization.MXFP4: 4,
+    Quantization.NVFP4: 4,
+    Quantization.FP6: 6,
+    Quantization.INT8: 8,
+    Quantization.FP8: 8,
+    Quantization.MXFP8: 8,
+    Quantization.FP16: 16,
+    Quantization.BF16: 16,
+    Quantization.FP32: 32,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenUsage:
+    """Tokens of one answer, in the model's own tokenizer.
+
+    Reasoning is *inside* output; cached and cache-write are *inside* input. None means that the
+    service did not say, which is not zero.
+    """
+
+    input_tokens: int
+    output_tokens: int
+    reasoning_tokens: int | None = None
+    cached_tokens: int | None = None
+    cache_write_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            count = getattr(self, item.name)
+            if count is not None and count < 0:
+                raise ValueError(f"{item.name} cannot be negative: {count}")
+
+    @property
+    def contradictions(self) -> tuple[str, ...]:
+        """Parts that exceed their whole, as the service reported them; empty when consistent."""
+        found = []
+        if (self.reasoning_tokens or 0) > self.output_tokens:
+            found.append(f"reasoning {self.reasoning_tokens} > output {self.output_tokens}")
+        if (self.cached_tokens or 0) + (self.cache_write_tokens or 0) > self.input_tokens:
+            found.append(
+                f"cached {self.cached_tokens or 0} + written {self.cache_write_tokens or 0} "
+                f"> input {self.input_tokens}"
+            )
+        return tuple(found)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PriceOverride:
+    """Prices that replace the base under conditions, all of which must hold.
+
+    Source: OpenRouter `pricing.overrides[]`: `min_prompt_tokens` is strict, the UTC window is
+    half-open HHMM and may wrap midnight, later entries win per key, missing keys inherit.
+    """
+
+    prices: Mapping[str, Decimal | None]
+    above_input_tokens: int | None = None
+    utc_start_minute: int | None = None
+    utc_end_minute: int | None = None
+    utc_weekdays: frozenset[int] | None = None  # 0 = Monday
+
+    def applies(self, *, input_tokens: int, at: datetime) -> bool:
+        """Whether every condition holds for a prompt of `input_tokens` at `at` (UTC)."""
+        if self.above_input_tokens is not None and input_tokens <= self.above_input_tokens:
+            return False
+        if self.utc_weekdays is not None and at.weekday() not in self.utc_weekdays:
+            return False
+        if self.utc_start_minute is None or self.utc_end_minute is None:
+            return True
+        minute = at.hour * 60 + at.minute
+        if self.utc_start_minute <= self.utc_end_minute:
+            return self.utc_start_minute <= minute < self.utc_end_minute
+        return minute >= self.utc_start_minute or minute < self.utc_end_minute
+
+
+#: Price dimensions that a chat request of text can incur, by their published names.
+METERED_DIMENSIONS: Final = frozenset(
+    {
+        "prompt",
+        "completion",
+        "request",
+        "web_search",
+        "internal_reasoning",
+        "input_cache_read",
+        "input_cache_write",
+        "input_cache_write_1h",
+    }
+)
+#: Published dimensions that text-only requests, the only ones we send, can never incur.
+NOT_INCURRED_DIMENSIONS: Final = frozenset(
+    {"image", "image_token", "image_output", "audio", "audio_output", "input_audio_cache"}
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pricing:
+    """What an endpoint charges, USD per token (per request for fees), discounts already in.
+
+    `prices` maps the published dimension to its price; None means "published but unusable".
+    `prompt` and `completion` are always present as keys.
+    """
+
+    prices: Mapping[str, Decimal | None]
+    overrides: tuple[PriceOverride, ...] = ()
+
+    @classmethod
+    def flat(cls, *, input_usd_per_token: str, output_usd_per_token: str) -> Pricing:
+        """Plain input and output prices, from strings in USD per token."""
+        return cls(
+            prices={
+                "prompt": Decimal(input_usd_per_token),
+                "completion": Decimal(output_usd_per_token),
+            }
+        )
+
+    @property
+    def input_usd_per_token(self) -> Decimal | None:
+        """Base input price, None if unknown."""
+        return self.prices.get("prompt")
+
+    @property
+    def output_usd_per_token(self) -> Decimal | None:
+        """Base output price, None if unknown."""
+        return self.prices.get("completion")
+
+    @property
+    def unmetered(self) -> tuple[str, ...]:
+        """Dimensions with a price (or an unusable one) that the ledger cannot meter."""
+        return tuple(
+            sorted(
+                {
+                    name
+                    for table in self._tables()
+                    for name, price in table.items()
+                    if name not in METERED_DIMENSIONS | NOT_INCURRED_DIMENSIONS and price != 0
+                }
+            )
+        )
+
+    @property
+    def unknown(self) -> tuple[str, ...]:
+        """Metered dimensions whose price is missing or unusable: no bound can be given."""
+        missing = {name for name in ("prompt", "completion") if self.prices.get(name) is None}
+        broken = {
+            name
+            for table in self._tables()
+            for name, price in table.items()
+            if name in METERED_DIMENSIONS and price is None
+        }
+        return tuple(sorted(missing | broken))
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether a worst case can be computed, so that a cap can be promised."""
+        return not self.unknown and not self.unmetered
+
+    def ceiling_usd(self, dimension: str) -> Decimal:
+        """The dearest published price of one dimension over base and overrides; 0 if absent.
+
+        Raises:
+            ValueError: the price is unknown somewhere.
+        """
+        dearest = Decimal(0)
+        for table in self._tables():
+            if dimension in table:
+                price = table[dimension]
+                if price is None:
+                    raise ValueError(f"the price of {dimension} is unknown")
+                dearest = max(dearest, price)
+        return dearest
+
+    def at(self, *, input_tokens: int, when: datetime) -> Mapping[str, Decimal | None]:
+        """The price table in force for a prompt of `input_tokens` at `when` (UTC)."""
+        table = dict(self.prices)
+        for override in self.overrides:
+            if override.applies(input_tokens=input_tokens, at=when):
+                table.update(override.prices)
+        return table
+
+    def worst_case_pusd(self, *, input_tokens: int, output_tokens: int) -> PicoUSD:
+        """An upper bound of the charge for at most so many tokens, in pico-dollars.
+
+        Every dimension counts at its ceiling; input at the dearest of plain, cache write and the
+        longer-lived cache write; output at the dearer of completion and reasoning.
+        Raises:
+            ValueError: a price is unknown (check `is_bounded` first).
+        """
+        if not self.is_bounded:
+            raise ValueError(f"no bound: unknown {self.unknown}, unmetered {self.unmetered}")
+        per_input = max(
+            self.ceiling_usd(name)
+            for name in ("prompt", "input_cache_read", "input_cache_write", "input_cache_write_1h")
+        )
+        per_output = max(self.ceiling_usd("completion"), self.ceiling_usd("internal_reasoning"))
+        fees = self.ceiling_usd("request") + self.ceiling_usd("web_search")
+        return PicoUSD(
+            cost_pusd(input_tokens, per_input)
+            + cost_pusd(output_tokens, per_output)
+            + to_pusd(fees)
+        )
+
+    def charge_pusd(self, usage: TokenUsage, *, when: datetime) -> PicoUSD:
+        """The charge the price list implies for `usage`, in pico-dollars.
+
+        For answers whose `cost` is missing. Where the reported parts contradict the whole, the
+        dearer reading counts: cached tokens beyond the input are charged as plain input.
+        """
+        table = self.at(input_tokens=usage.input_tokens, when=when)
+        plain = table.get("prompt")
+        output = table.get("completion")
+        if plain is None or output is None:
+            raise ValueError("the price of input or output is unknown")
+        written = min(usage.cache_write_tokens or 0, usage.input_tokens)
+        cached = min(usage.cached_tokens or 0, usage.input_tokens - written)
+        reasoning = min(usage.reasoning_tokens or 0, usage.output_tokens)
+
+        def price(name: str, otherwise: Decimal) -> Decimal:
+            found = table.get(name)
+            return otherwise if found is None else found
+
+        return PicoUSD(
+            cost_pusd(usage.input_tokens - cached - written, plain)
+            + cost_pusd(cached, price("input_cache_read", plain))
+            + cost_pusd(written, price("input_cache_write", plain))
+            + cost_pusd(usage.output_tokens - reasoning, output)
+            + cost_pusd(reasoning, price("internal_reasoning", output))
+            + to_pusd(price("request", Decimal(0)))
+        )
+
+    def _tables(self) -> Iterable[Mapping[str, Decimal | None]]:
+        yield self.prices
+        for override in self.overrides:
+            yield override.prices
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class EndpointKey:
+    """Identifies one row of a model's endpoint list; tags alone are not unique.
+
+    Source: two endpoints with tag `together` under google/gemma-4-31b-it, July-August 2026.
+    """
+
+    model: str
+    tag: str
+    ordinal: int = 0
+
+    def __str__(self) -> str:
+        return self.tag if self.ordinal == 0 else f"{self.tag}#{self.ordinal + 1}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """One provider serving one model, as listed at one moment.
+
+    Units: tokens; uptimes in percent (0-100) or None when there was too little traffic.
+    `status` is 0 (up), -2 (degraded, 30-minute uptime 80-95%), -5 (below 80%) or another negative.
+    `max_output_tokens` and `max_input_tokens` are None when the list gives no limit of its own.
+    """
+
+    model: str
+    tag: str
+    provider_name: str
+    quantization: Quantization
+    pricing: Pricing
+    ordinal: int = 0
+    quantization_label: str | None = None
+    status: int = 0
+    context_tokens: int | None = None
+    max_output_tokens: int | None = None
+    max_input_tokens: int | None = None
+    supported_parameters: frozenset[str] = frozenset()
+    uptime_5m_percent: float | None = None
+    uptime_30m_percent: float | None = None
+    uptime_1d_percent: float | None = None
+    served_name: str | None = None  # right half of `name`, e.g. "moonshotai/kimi-k2.5-0127"
+
+    @property
+    def key(self) -> EndpointKey:
+        """Identity within one list."""
+        return EndpointKey(self.model, self.tag, self.ordinal)
+
+    @property
+    def provider_slug(self) -> str:
+        """The tag's first segment: what request fields want, unlike the display name."""
+        return self.tag.split("/", 1)[0]
+
+    @property
+    def is_degraded(self) -> bool:
+        """Listed at reduced priority: 80-95% of the last half hour's requests succeeded."""
+        return self.status == -2
+
+    @property
+    def is_down(self) -> bool:
+        """Listed as down (-5) or with a status whose meaning is not published."""
+        return self.status < 0 and not self.is_degraded
+
+    def output_limit_tokens(self, *, input_tokens: int, wanted_tokens: int) -> int:
+        """The `max_tokens` to send: the smallest of what is wanted, allowed and left in context.
+
+        Zero or less means that the prompt does not fit.
+        """
+        limit = wanted_tokens
+        if self.max_output_tokens is not None:
+            limit = min(limit, self.max_output_tokens)
+        if self.context_tokens is not None:
+            limit = min(limit, self.context_tokens - input_tokens)
+        if self.max_input_tokens is not None and input_tokens > self.max_input_tokens:
+            return 0
+        return limit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """Sampling parameters; None leaves the provider's default and is not sent.
+
+    `reasoning` is True (on), False (off) or None (the model's default); `reasoning_effort` is one
+    of the service's words and implies on.
+    """
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None
+    reasoning: bool | None = None
+    reasoning_effort: str | None = None
+
+    def __post_init__(self) -> None:
+        for name, low, high in (
+            ("temperature", 0.0, 2.0),
+            ("top_p", 0.0, 1.0),
+            ("min_p", 0.0, 1.0),
+            ("frequency_penalty", -2.0, 2.0),
+            ("presence_penalty", -2.0, 2.0),
+            ("repetition_penalty", 0.0, 2.0),
+        ):
+            number = getattr(self, name)
+            if number is not None and not low <= number <= high:
+                raise ConfigurationError(f"{name} must be in [{low}, {high}], not {number}")
+        if self.top_k is not None and self.top_k < 0:
+            raise ConfigurationError(f"top_k must not be negative: {self.top_k}")
+        if len(self.stop) > 4 or not all(self.stop):
+            raise ConfigurationError("stop takes one to four non-empty strings")
+        if self.reasoning is False and self.reasoning_effort not in (None, "none"):
+            raise ConfigurationError("reasoning is off but an effort is asked; set only one")
+
+    def parameters(self) -> dict[str, Any]:
+        """The body fields to send, by their published names; only what is set."""
+        body: dict[str, Any] = {
+            item.name: getattr(self, item.name)
+            for item in fields(self)
+            if item.name not in ("stop", "reasoning", "reasoning_effort")
+            and getattr(self, item.name) is not None
+        }
+        if self.stop:
+            body["stop"] = list(self.stop)
+        if self.reasoning_effort is not None:
+            body["reasoning"] = {"effort": self.reasoning_effort}
+        elif self.reasoning is not None:
+            body["reasoning"] = {"enabled": self.reasoning}
+        return body
+
+    def required_parameters(self) -> frozenset[str]:
+        """Names an endpoint must list as supported, else it would drop them silently."""
+        return frozenset(self.parameters()) | {"max_tokens"}
+
+
+_ROLES: Final = frozenset({"system", "user", "assistant"})
+
+
+def check_messages(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """The messages, verified to be text that a chat request can carry.
+
+    Raises:
+        ConfigurationError: empty, an unknown role, content that is not text, or lone surrogates.
+    """
+    if not messages:
+        raise ConfigurationError("a request needs at least one message")
+    for position, message in enumerate(messages):
+        role, content = message.get("role"), message.get("content")
+        if role not in _ROLES:
+            raise ConfigurationError(
+                f"message {position}: role must be one of {sorted(_ROLES)}, not {role!r}"
+            )
+        if not isinstance(content, str):
+            raise ConfigurationError(
+                f"message {position}: content must be text, not {type(content).__name__}"
+            )
+        try:
+            content.encode()
+        except UnicodeEncodeError:
+            raise ConfigurationError(
+                f"message {position}: content holds a lone surrogate and is not valid Unicode"
+            ) from None
+    return tuple(messages)
+
+
+def canonical_json(value: object) -> str:
+    """One spelling per value: sorted keys, no blanks, ASCII only, floats as they print."""
+    return json.dumps(
+        value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False
+    )
+
+
+def row_key(
+    *, model: str, messages: Sequence[Any], sampling: Sampling, rollout: int = 0, salt: str = ""
+) -> RowKey:
+    """Hash of what determines a row; equal keys are the same row, whatever file they came from.
+
+    The output limit is left out on purpose: it cuts an answer short but does not change its
+    distribution, and truncated rows must be redoable at a higher limit without touching good ones.
+    `salt` carries a policy class when rows of different policies must not meet.
+    """
+    identity = canonical_json(
+        {
+            "model": model,
+            "messages": list(messages),
+            "sampling": sampling.parameters(),
+            "rollout": rollout,
+            "salt": salt,
+        }
+    )
+    return RowKey(hashlib.sha256(identity.encode()).hexdigest())
+
+
+def slugify(name: str) -> str:
+    """Lower case letters and digits only: what two spellings of one provider share."""
+    return "".join(character for character in name.casefold() if character.isalnum())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Provider:
+    """A company on the service: `slug` for requests, `name` as answers print it."""
+
+    slug: str
+    name: str
+    headquarters: str | None = None
+    datacenters: tuple[str, ...] = field(default=())
