@@ -12,10 +12,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import datetime
 from decimal import Decimal
+from fractions import Fraction
 from typing import Any, Final, NewType
 
 from quantroute.errors import ConfigurationError
-from quantroute.money import PicoUSD, cost_pusd, to_pusd
+from quantroute.money import PUSD_PER_USD, PicoUSD, cost_pusd, to_pusd
 
 __all__ = [
     "Endpoint",
@@ -25,6 +26,7 @@ __all__ = [
     "Pricing",
     "Provider",
     "Quantization",
+    "Quote",
     "RowKey",
     "Sampling",
     "TokenUsage",
@@ -173,6 +175,25 @@ NOT_INCURRED_DIMENSIONS: Final = frozenset(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Quote:
+    """Ceilings of one endpoint in pico-dollars per token (exact), and fees per request."""
+
+    input_pusd: Fraction
+    output_pusd: Fraction
+    fee_pusd: PicoUSD
+
+    def cost_pusd(self, *, input_tokens: int, output_tokens: int) -> PicoUSD:
+        """The most that so many tokens can cost, each part rounded up to a whole pico-dollar."""
+        # Integer arithmetic by hand: this runs for every endpoint and request, and Decimal or
+        # Fraction products take twenty times as long.
+        return PicoUSD(
+            -(-input_tokens * self.input_pusd.numerator // self.input_pusd.denominator)
+            - (-output_tokens * self.output_pusd.numerator // self.output_pusd.denominator)
+            + self.fee_pusd
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Pricing:
     """What an endpoint charges, USD per token (per request for fees), discounts already in.
 
@@ -257,8 +278,8 @@ class Pricing:
                 table.update(override.prices)
         return table
 
-    def worst_case_pusd(self, *, input_tokens: int, output_tokens: int) -> PicoUSD:
-        """An upper bound of the charge for at most so many tokens, in pico-dollars.
+    def quote(self) -> Quote:
+        """The ceilings as integers, for bounds that are computed per request.
 
         Every dimension counts at its ceiling; input at the dearest of plain, cache write and the
         longer-lived cache write; output at the dearer of completion and reasoning.
@@ -273,11 +294,15 @@ class Pricing:
         )
         per_output = max(self.ceiling_usd("completion"), self.ceiling_usd("internal_reasoning"))
         fees = self.ceiling_usd("request") + self.ceiling_usd("web_search")
-        return PicoUSD(
-            cost_pusd(input_tokens, per_input)
-            + cost_pusd(output_tokens, per_output)
-            + to_pusd(fees)
+        return Quote(
+            input_pusd=Fraction(per_input) * PUSD_PER_USD,
+            output_pusd=Fraction(per_output) * PUSD_PER_USD,
+            fee_pusd=to_pusd(fees),
         )
+
+    def worst_case_pusd(self, *, input_tokens: int, output_tokens: int) -> PicoUSD:
+        """An upper bound of the charge for at most so many tokens, in pico-dollars; see `quote`."""
+        return self.quote().cost_pusd(input_tokens=input_tokens, output_tokens=output_tokens)
 
     def charge_pusd(self, usage: TokenUsage, *, when: datetime) -> PicoUSD:
         """The charge the price list implies for `usage`, in pico-dollars.

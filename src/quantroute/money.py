@@ -123,12 +123,13 @@ def parse_reported_usd(reported: object) -> Decimal | None:
     noise and would otherwise be rounded up into a pico-dollar that nobody charged.
     None if it is absent, negative or not a finite number.
     """
-    if isinstance(reported, bool):
+    if isinstance(reported, bool) or not isinstance(reported, str | int | float | Decimal):
         return None
-    if isinstance(reported, float):
-        reported = repr(reported)
-    price = parse_price(reported)
-    return None if price is None else _DOUBLE_DIGITS.plus(price)
+    try:
+        usd = Decimal(repr(reported) if isinstance(reported, float) else reported)
+    except InvalidOperation:
+        return None
+    return parse_price(_DOUBLE_DIGITS.plus(usd)) if usd.is_finite() else None
 
 
 def cap_pusd(cap: object) -> Cap:

@@ -1,1 +1,33 @@
-"""Placeholder."""
+"""One request end to end: reserve, send, classify, retry, settle."""
+
+from quantroute.client._client import DEFAULT_MAX_IN_FLIGHT, Client
+from quantroute.client._outcome import (
+    Answer,
+    Answered,
+    AnswerSink,
+    ChatRequest,
+    Completion,
+    GaveUp,
+    Provenance,
+    RowRefused,
+)
+from quantroute.client._reconcile import KeyUsage, Reconciliation
+from quantroute.client._retry import RetryPolicy
+from quantroute.client._transport import Timeouts
+
+__all__ = [
+    "DEFAULT_MAX_IN_FLIGHT",
+    "Answer",
+    "AnswerSink",
+    "Answered",
+    "ChatRequest",
+    "Client",
+    "Completion",
+    "GaveUp",
+    "KeyUsage",
+    "Provenance",
+    "Reconciliation",
+    "RetryPolicy",
+    "RowRefused",
+    "Timeouts",
+]

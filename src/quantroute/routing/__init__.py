@@ -1,1 +1,26 @@
-"""Placeholder."""
+"""Which allowed endpoint takes the next request: price, room, health. Pure."""
+
+from quantroute.routing._breaker import Breaker, BreakerSettings, BreakerState
+from quantroute.routing._limit import AdaptiveLimit, LimitSettings
+from quantroute.routing._router import (
+    Candidate,
+    EndpointReport,
+    Feedback,
+    Lease,
+    Router,
+    in_order,
+)
+
+__all__ = [
+    "AdaptiveLimit",
+    "Breaker",
+    "BreakerSettings",
+    "BreakerState",
+    "Candidate",
+    "EndpointReport",
+    "Feedback",
+    "Lease",
+    "LimitSettings",
+    "Router",
+    "in_order",
+]

@@ -1,0 +1,43 @@
+"""Request bodies, and the bound on input tokens that a reservation rests on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from quantroute.client._outcome import ChatRequest
+from quantroute.domain import Message
+
+__all__ = ["encode_body", "input_bound_tokens"]
+
+#: Tokens a chat template may add around one message, and around the whole (a default system
+#: prompt included). Source: Kimi's template adds 3-4 control tokens and role text to a message and
+#: about 30 tokens of default system prompt; the figures here leave room for others.
+_TEMPLATE_TOKENS_PER_MESSAGE: Final = 12
+_TEMPLATE_TOKENS_PER_REQUEST: Final = 128
+
+
+def input_bound_tokens(messages: Sequence[Message]) -> int:
+    """More tokens than any byte-level tokenizer can make of `messages`.
+
+    A token of a byte-level vocabulary stands for at least one byte of UTF-8, so the number of bytes
+    bounds the number of tokens; English text has four to five bytes a token, so the bound is loose
+    where it costs little (input) and certain where certainty is promised.
+    """
+    text_bytes = sum(len(message["content"].encode()) for message in messages)
+    return text_bytes + _TEMPLATE_TOKENS_PER_MESSAGE * len(messages) + _TEMPLATE_TOKENS_PER_REQUEST
+
+
+def encode_body(request: ChatRequest, *, max_tokens: int, preferences: Mapping[str, Any]) -> bytes:
+    """The JSON body of one attempt, pinned by `preferences` (OpenRouter's `provider` object)."""
+    body: dict[str, Any] = {
+        "model": request.model,
+        "messages": list(request.messages),
+        "max_tokens": max_tokens,
+        "provider": dict(preferences),
+        **request.sampling.parameters(),
+    }
+    if request.is_streamed:
+        body["stream"] = True
+    return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()

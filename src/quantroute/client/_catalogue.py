@@ -1,0 +1,168 @@
+"""Registry and policy together: which endpoints may serve a request, and at what cost.
+
+Bound policies are cached per listing, so that a re-read catalogue (a price rise, a relabelled
+endpoint, one gone or back) takes effect with the next request, without stopping anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Final
+
+from quantroute.client._body import input_bound_tokens
+from quantroute.client._outcome import ChatRequest
+from quantroute.clock import Clock
+from quantroute.domain import Endpoint, EndpointKey, Provider, Quote, Sampling
+from quantroute.errors import NoEligibleEndpoint, RegistryError
+from quantroute.policy import BoundPolicy, ExclusionPolicy, Precision
+from quantroute.registry import EndpointList, ProviderRegistry
+from quantroute.routing import Candidate, in_order
+
+__all__ = ["Catalogue", "Offers", "TooLong"]
+
+#: Bytes of English text per token, about; only for the expected cost that orders candidates.
+_BYTES_PER_TOKEN: Final = 4
+#: Share of `max_tokens` an answer is expected to use before any has been seen.
+_EXPECTED_SHARE: Final = 0.25
+_SMOOTHING: Final = 0.05
+_REFRESH_AT_MOST_EVERY_S: Final = 10.0
+
+
+class TooLong(Exception):
+    """The prompt does not fit any eligible endpoint; internal, becomes a refused row."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offers:
+    """A listing judged for one kind of request."""
+
+    listing: EndpointList
+    policy: ExclusionPolicy
+    bound: BoundPolicy
+    quotes: tuple[tuple[Endpoint, Quote], ...]
+    precisions: Mapping[EndpointKey, Precision]
+
+
+@dataclass(slots=True)
+class Catalogue:
+    """Candidates for requests, from the registry through the policy."""
+
+    registry: ProviderRegistry
+    policy: ExclusionPolicy
+    clock: Clock
+    _offers: dict[tuple[str, frozenset[str]], Offers] = field(default_factory=dict, init=False)
+    _output_share: dict[str, float] = field(default_factory=dict, init=False)
+    _refreshed_at_s: dict[str, float] = field(default_factory=dict, init=False)
+
+    async def offers(self, model: str, sampling: Sampling) -> Offers:
+        """The judged listing for requests with these sampling parameters.
+
+        Raises:
+            RegistryError: the listing cannot be had.
+            UnknownName: a name in the policy matches nothing.
+        """
+        listing = await self.registry.endpoints(model)
+        key = (model, sampling.required_parameters())
+        known = self._offers.get(key)
+        if known is not None and known.listing is listing:
+            return known
+        offers = await self._judge(listing, key[1])
+        self._offers[key] = offers
+        return offers
+
+    def candidates(self, offers: Offers, request: ChatRequest) -> tuple[Candidate, ...]:
+        """Endpoints among `offers` that may serve `request`, cheapest first.
+
+        Raises:
+            NoEligibleEndpoint: the policy excludes every endpoint.
+            TooLong: eligible endpoints exist, but the prompt or the output limit fits none.
+        """
+        if not offers.quotes:
+            raise NoEligibleEndpoint(model=request.model, reasons=offers.bound.reasons())
+        input_tokens = input_bound_tokens(request.messages)
+        share = self._output_share.get(request.model, _EXPECTED_SHARE)
+        found = [
+            Candidate(
+                endpoint=endpoint,
+                expected_pusd=quote.cost_pusd(
+                    input_tokens=input_tokens // _BYTES_PER_TOKEN,
+                    output_tokens=int(max_tokens * share),
+                ),
+                worst_pusd=quote.cost_pusd(input_tokens=input_tokens, output_tokens=max_tokens),
+                max_tokens=max_tokens,
+            )
+            for endpoint, quote in offers.quotes
+            if (max_tokens := _max_tokens(endpoint, request, input_tokens)) > 0
+        ]
+        if not found:
+            raise TooLong(_why_too_long(offers.quotes, request, input_tokens))
+        return in_order(found)
+
+    def learn(self, request: ChatRequest, output_tokens: int) -> None:
+        """Note how much of its limit an answer used, for the expected cost of the next."""
+        share = min(1.0, output_tokens / request.max_output_tokens)
+        before = self._output_share.get(request.model, share)
+        self._output_share[request.model] = before + _SMOOTHING * (share - before)
+
+    async def refresh(self, model: str) -> None:
+        """Read the listing again, at most every ten seconds; a failure keeps the old one."""
+        now_s = self.clock.now_s()
+        last_s = self._refreshed_at_s.get(model, float("-inf"))
+        if now_s - last_s < _REFRESH_AT_MOST_EVERY_S:
+            return
+        self._refreshed_at_s[model] = now_s
+        try:
+            await self.registry.endpoints(model, refresh=True)
+        except RegistryError:
+            return  # the registry has said so; the stale listing stands
+
+    async def _judge(self, listing: EndpointList, required: frozenset[str]) -> Offers:
+        providers: Sequence[Provider] = ()
+        if self.policy.only or self.policy.exclude:
+            providers = tuple((await self.registry.providers()).providers)
+        policy = replace(
+            self.policy, required_parameters=self.policy.required_parameters | required
+        )
+        now = datetime.fromtimestamp(self.clock.time_s(), UTC)
+        bound = policy.bind(listing.endpoints, providers=providers, at=now)
+        quotes = tuple(
+            (endpoint, endpoint.pricing.quote())
+            for endpoint in bound.eligible
+            if endpoint.pricing.is_bounded
+        )
+        return Offers(
+            listing=listing,
+            policy=policy,
+            bound=bound,
+            quotes=quotes,
+            precisions={verdict.endpoint.key: verdict.precision for verdict in bound.verdicts},
+        )
+
+
+def _max_tokens(endpoint: Endpoint, request: ChatRequest, input_tokens: int) -> int:
+    """The `max_tokens` to send there; 0 if the endpoint cannot take the request.
+
+    An endpoint whose own output limit is below what is wanted would cut answers that others would
+    finish, so it takes no part. Where only the sum with the (generous) input bound exceeds the
+    context, the limit is lowered instead.
+    """
+    if (endpoint.max_output_tokens or request.max_output_tokens) < request.max_output_tokens:
+        return 0
+    return endpoint.output_limit_tokens(
+        input_tokens=input_tokens, wanted_tokens=request.max_output_tokens
+    )
+
+
+def _why_too_long(
+    quotes: Sequence[tuple[Endpoint, Quote]], request: ChatRequest, input_tokens: int
+) -> str:
+    outputs = [endpoint.max_output_tokens for endpoint, _ in quotes]
+    if all(limit is not None and limit < request.max_output_tokens for limit in outputs):
+        most = max(limit for limit in outputs if limit is not None)
+        return (
+            f"no eligible endpoint gives {request.max_output_tokens} output tokens; "
+            f"the most is {most}: lower max_output_tokens"
+        )
+    return f"a prompt of up to {input_tokens} tokens fits no eligible endpoint; shorten it"

@@ -1,0 +1,390 @@
+"""`Client`: requests in, paid-for answers out, under a policy and a hard cap."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import enum
+import random
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from quantroute._http import Service, SessionPool
+from quantroute.client._catalogue import Catalogue
+from quantroute.client._dispatch import Dispatcher
+from quantroute.client._outcome import (
+    Answer,
+    Answered,
+    AnswerSink,
+    ChatRequest,
+    Completion,
+    GaveUp,
+    RowRefused,
+)
+from quantroute.client._reconcile import KeyUsage, Reconciler, Reconciliation
+from quantroute.client._retry import RetryPolicy
+from quantroute.client._row import Engine, RowRun
+from quantroute.client._transport import Timeouts, Transport
+from quantroute.clock import Clock, SystemClock
+from quantroute.domain import Message, Sampling
+from quantroute.errors import (
+    ConfigurationError,
+    InvalidResponse,
+    ProviderDown,
+    QuantrouteError,
+    RateLimited,
+    RequestRefused,
+)
+from quantroute.ledger import ROOT, Account, BudgetLedger
+from quantroute.policy import BoundPolicy, ExclusionPolicy
+from quantroute.registry import ProviderRegistry
+from quantroute.routing import (
+    BreakerSettings,
+    EndpointReport,
+    LimitSettings,
+    Router,
+)
+from quantroute.secrets import EnvKey
+
+__all__ = ["DEFAULT_MAX_IN_FLIGHT", "Client"]
+
+DEFAULT_MAX_IN_FLIGHT: Final = 2_000
+
+
+class _State(enum.Enum):
+    UNOPENED = "not open yet: use `async with client:`"
+    OPEN = "open"
+    CLOSED = "closed: open it again with `async with client:`"
+
+
+class Client:
+    """Routes chat requests to eligible endpoints, each paid from a ledger with a hard cap.
+
+    >>> async with Client(cap_usd="5.00", exclude=["Fireworks"]) as client:
+    ...     answer = await client.chat("moonshotai/kimi-k2.5", "Why is the sky blue?")
+
+    One client serves any number of concurrent tasks of one event loop. It may be opened again after
+    it was closed, also on another loop. What it makes itself (a ledger from a path, a registry) it
+    closes itself; what is handed in stays the caller's.
+
+    Args:
+        cap_usd: the hard cap in US dollars ("5.00"), or `NO_CAP`. Needed unless `ledger` is an
+            open ledger or the path of one that has a cap already.
+        ledger: an open `BudgetLedger`, or the path of an SQLite file; None keeps it in memory.
+        policy: which endpoints may serve; `exclude` and `only` are short-hands that add to it.
+        service: base URL, CA file and proxy use; OpenRouter by default.
+        key: names the environment variable that holds the API key, read at each request.
+        registry: the catalogue; by default one of `service` with a lifetime of five minutes.
+        max_in_flight: requests on the wire at once, all endpoints together.
+        timeouts, retry, limits, breakers: see their classes.
+        clock, rng: seams for tests.
+    """
+
+    def __init__(
+        self,
+        *,
+        cap_usd: object = None,
+        ledger: BudgetLedger | str | Path | None = None,
+        policy: ExclusionPolicy | None = None,
+        exclude: Sequence[str] = (),
+        only: Sequence[str] = (),
+        service: Service | None = None,
+        key: EnvKey | None = None,
+        registry: ProviderRegistry | None = None,
+        max_in_flight: int = DEFAULT_MAX_IN_FLIGHT,
+        timeouts: Timeouts | None = None,
+        retry: RetryPolicy | None = None,
+        limits: LimitSettings | None = None,
+        breakers: BreakerSettings | None = None,
+        clock: Clock | None = None,
+        rng: random.Random | None = None,
+    ) -> None:
+        if max_in_flight < 1:
+            raise ConfigurationError(f"max_in_flight must be at least 1, not {max_in_flight}")
+        if isinstance(ledger, BudgetLedger) and cap_usd is not None:
+            raise ConfigurationError("an open ledger has its own cap: leave cap_usd out")
+        if ledger is None and cap_usd is None:
+            raise ConfigurationError(
+                "a hard cap is required: cap_usd='5.00', or cap_usd=NO_CAP to spend without limit"
+            )
+        self.max_in_flight = max_in_flight
+        self.policy = _with_names(policy or ExclusionPolicy(), exclude=exclude, only=only)
+        self.service = service or Service()
+        self.key = key or EnvKey()
+        self._cap_usd = cap_usd
+        self._given_ledger = ledger
+        self._given_registry = registry
+        self._timeouts = timeouts or Timeouts()
+        self._retry = retry or RetryPolicy()
+        self._limits = limits or LimitSettings()
+        self._breakers = breakers or BreakerSettings()
+        self._clock: Clock = clock or SystemClock()
+        self._rng = rng or random.Random()
+        self._state = _State.UNOPENED
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._sessions = SessionPool(self.service)
+        self._engine: Engine | None = None
+        self._reconciler: Reconciler | None = None
+        self._registry: ProviderRegistry | None = None
+
+    def __repr__(self) -> str:
+        return (
+            f"Client({self.service.route()}, key from ${self.key.variable}, "
+            f"max_in_flight={self.max_in_flight}, {self._state.name.lower()})"
+        )
+
+    def __del__(self) -> None:
+        if getattr(self, "_state", None) is _State.OPEN:
+            warnings.warn(
+                f"unclosed {self!r}; use `async with`", ResourceWarning, stacklevel=2, source=self
+            )
+
+    # -- opening and closing ----------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        if self._state is _State.OPEN:
+            raise ConfigurationError("this client is open already; make a second one")
+        ledger = await self._open_ledger()
+        try:
+            await self._open_on(ledger)
+        except BaseException:
+            await self._close_resources(ledger)
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close what this client opened. Requests in flight should be over; idempotent."""
+        if self._state is not _State.OPEN or self._engine is None:
+            return
+        self._state = _State.CLOSED
+        engine, self._engine = self._engine, None
+        engine.dispatcher.close()
+        await self._close_resources(engine.ledger)
+
+    async def _open_ledger(self) -> BudgetLedger:
+        given = self._given_ledger
+        if isinstance(given, BudgetLedger):
+            return given
+        if given is None:
+            return await BudgetLedger.in_memory(cap=self._cap_usd, clock=self._clock).__aenter__()
+        ledger = BudgetLedger.open(given, cap=self._cap_usd, clock=self._clock)
+        return await ledger.__aenter__()
+
+    async def _open_on(self, ledger: BudgetLedger) -> None:
+        self._registry = (
+            self._given_registry
+            or await ProviderRegistry(
+                service=self.service, key=self.key, clock=self._clock
+            ).__aenter__()
+        )
+        transport = Transport(
+            service=self.service,
+            sessions=self._sessions,
+            timeouts=self._timeouts,
+            clock=self._clock,
+            redactor=self.key.redactor(),
+        )
+        router = Router(self.max_in_flight, limits=self._limits, breakers=self._breakers)
+        self._engine = Engine(
+            ledger=ledger,
+            catalogue=Catalogue(registry=self._registry, policy=self.policy, clock=self._clock),
+            dispatcher=Dispatcher(router, self._clock),
+            transport=transport,
+            retry=self._retry,
+            key=self.key,
+            clock=self._clock,
+            rng=self._rng,
+        )
+        self._reconciler = Reconciler(
+            ledger=ledger, transport=transport, key=self.key, clock=self._clock
+        )
+        self._loop = asyncio.get_running_loop()
+        self._state = _State.OPEN
+
+    async def _close_resources(self, ledger: BudgetLedger) -> None:
+        await self._sessions.close()
+        if self._registry is not None and self._registry is not self._given_registry:
+            await self._registry.aclose()
+        if ledger is not self._given_ledger:
+            await ledger.aclose()
+
+    # -- requests ---------------------------------------------------------------------------------
+
+    async def chat(
+        self,
+        model: str,
+        messages: str | Sequence[Message],
+        *,
+        max_output_tokens: int = 4_096,
+        sampling: Sampling | None = None,
+        account: Account = ROOT,
+        stream: bool = False,
+    ) -> Answer:
+        """One answer, or an error that says why there is none.
+
+        Args:
+            messages: a user message as text, or the whole conversation.
+            max_output_tokens: reasoning included; an answer that needs more ends with finish
+                reason "length".
+            stream: how the answer travels; the outcome is the same.
+        Raises:
+            BudgetExceeded: the worst case of this request does not fit under the cap.
+            NoEligibleEndpoint: the policy excludes every endpoint; the error lists the reasons.
+            RequestRefused: the service refuses this request for good.
+            RateLimited, ProviderDown, InvalidResponse: attempts or waiting time used up.
+            AccountError: no funds, or the key is not accepted.
+        """
+        if isinstance(messages, str):
+            messages = [{"role": "user", "content": messages}]
+        request = ChatRequest(
+            model=model,
+            messages=tuple(messages),
+            max_output_tokens=max_output_tokens,
+            sampling=sampling or Sampling(),
+            account=account,
+            is_streamed=stream,
+        )
+        completion = await self.complete(request)
+        match completion:
+            case Answered(answer=answer):
+                return answer
+            case RowRefused(status=status, problem=problem, attempts=attempts):
+                raise RequestRefused(problem=problem, status=status, attempt=attempts)
+            case GaveUp():
+                raise _failure(completion)
+
+    async def complete(self, request: ChatRequest, *, sink: AnswerSink | None = None) -> Completion:
+        """The whole life of one request; row-level failures are returned, not raised.
+
+        `sink(answer, entry_id)` is called once per answer before it is settled; the work it returns
+        commits in the same transaction as the charge, so that no crash can part text and money.
+        Raises:
+            BudgetExceeded, NoEligibleEndpoint, AccountError, ConfigurationError: nothing of a run
+            with these settings can go on.
+        """
+        engine = self._opened()
+        if engine.stopped_by is not None and engine.live_rows == 0:
+            engine.admit_again()  # nobody is left who should hear of it; try afresh
+        engine.live_rows += 1
+        try:
+            return await RowRun(engine, request, sink).run()
+        finally:
+            engine.live_rows -= 1
+
+    async def slot(self) -> None:
+        """Wait until another request could be sent at once; for whoever feeds requests in.
+
+        Raises:
+            Whatever `stop_admitting` was given.
+        """
+        engine = self._opened()
+        engine.check_admission()
+        await engine.dispatcher.slot()
+
+    def stop_admitting(self, reason: QuantrouteError) -> None:
+        """Send nothing new; rows without a request in flight raise `reason` where they wait.
+
+        Requests on the wire go on to their end. Undone by `admit_again`, or by the next request
+        once no row is left.
+        """
+        self._opened().stop_admitting(reason)
+
+    def admit_again(self) -> None:
+        """Take back `stop_admitting`."""
+        self._opened().admit_again()
+
+    # -- looking and settling ---------------------------------------------------------------------
+
+    @property
+    def ledger(self) -> BudgetLedger:
+        """The ledger that pays."""
+        return self._opened().ledger
+
+    @property
+    def registry(self) -> ProviderRegistry:
+        """The catalogue in use."""
+        self._opened()
+        assert self._registry is not None
+        return self._registry
+
+    async def verdicts(self, model: str, *, sampling: Sampling | None = None) -> BoundPolicy:
+        """The policy's judgement of every endpoint of `model`, as requests would meet it now."""
+        offers = await self._opened().catalogue.offers(model, sampling or Sampling())
+        return offers.bound
+
+    def endpoint_reports(self) -> tuple[EndpointReport, ...]:
+        """State of each endpoint that had requests: limit, breaker, counts."""
+        return self._opened().dispatcher.router.reports(self._clock.now_s())
+
+    async def key_usage(self) -> KeyUsage | None:
+        """What the service says the key has spent and may spend; None if it does not say."""
+        self._opened()
+        assert self._reconciler is not None
+        return await self._reconciler.key_usage()
+
+    async def note_baseline(self) -> None:
+        """Record the key's usage before the ledger's first request, for later reconciliation."""
+        self._opened()
+        assert self._reconciler is not None
+        await self._reconciler.note_baseline()
+
+    async def reconcile(
+        self, *, quiet_s: float | None = None, charge_bound: bool = False, patience_s: float = 45.0
+    ) -> Reconciliation:
+        """Settle what the ledger holds as unknown; see `quantroute.client._reconcile`.
+
+        Args:
+            quiet_s: minimum age of entries settled by the key's usage; by default the total
+                timeout, after which the service has finished with whatever was lost.
+            charge_bound: charge what is still unknown at its full reservation.
+            patience_s: how long to wait for generation records to appear.
+        """
+        self._opened()
+        assert self._reconciler is not None
+        if quiet_s is None:
+            quiet_s = self._timeouts.total_s or 3_600.0
+        return await self._reconciler.run(
+            quiet_s=quiet_s, charge_bound=charge_bound, patience_s=patience_s
+        )
+
+    def _opened(self) -> Engine:
+        if self._state is not _State.OPEN or self._engine is None:
+            raise ConfigurationError(f"this client is {self._state.value}")
+        if asyncio.get_running_loop() is not self._loop:
+            raise ConfigurationError(
+                "this client is open on another event loop; close it there first, "
+                "or make one for each loop"
+            )
+        return self._engine
+
+
+def _with_names(
+    policy: ExclusionPolicy, *, exclude: Sequence[str], only: Sequence[str]
+) -> ExclusionPolicy:
+    for name, given in (("exclude", exclude), ("only", only)):
+        if isinstance(given, str):
+            raise ConfigurationError(f"{name} takes a list of names: [{given!r}]")
+    return dataclasses.replace(
+        policy, exclude=(*policy.exclude, *exclude), only=(*policy.only, *only)
+    )
+
+
+def _failure(gave_up: GaveUp) -> QuantrouteError:
+    status = int(gave_up.detail.get("status", 0))
+    kind = gave_up.detail.get("kind")
+    if kind in ("rate limited", "account limited"):
+        return RateLimited(problem=gave_up.problem, status=status, attempt=gave_up.attempts)
+    if status >= 400:
+        return ProviderDown(problem=gave_up.problem, status=status, attempt=gave_up.attempts)
+    return InvalidResponse(problem=gave_up.problem, attempt=gave_up.attempts)

@@ -1,0 +1,124 @@
+"""What a request is, and the closed set of things that can come of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from quantroute.domain import Endpoint, Message, Sampling, TokenUsage, check_messages
+from quantroute.errors import ConfigurationError
+from quantroute.ledger import ROOT, Account, EntryId
+from quantroute.policy import Precision
+from quantroute.storage import Work
+
+__all__ = [
+    "Answer",
+    "AnswerSink",
+    "Answered",
+    "ChatRequest",
+    "Completion",
+    "GaveUp",
+    "Provenance",
+    "RowRefused",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatRequest:
+    """One chat request, complete: nothing about it is left to a hidden default.
+
+    Args:
+        account: the ledger account that pays, e.g. `Account("run-7/mt-bench")`.
+        request_id: ours, for logs and errors; not sent to the service.
+        is_streamed: how the answer travels; outcomes and rows are the same either way.
+    """
+
+    model: str
+    messages: tuple[Message, ...]
+    max_output_tokens: int
+    sampling: Sampling = field(default_factory=Sampling)
+    account: Account = ROOT
+    request_id: str = ""
+    is_streamed: bool = False
+
+    def __post_init__(self) -> None:
+        check_messages(self.messages)
+        if self.max_output_tokens < 1:
+            raise ConfigurationError(
+                f"max_output_tokens must be at least 1, not {self.max_output_tokens}"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Provenance:
+    """Where an answer came from: what was asked for, what was served, and at which price.
+
+    `endpoint` is the listed row the request was pinned to; `served_*` is what the answer says.
+    """
+
+    endpoint: Endpoint
+    precision: Precision
+    generation_id: str | None
+    served_provider: str | None
+    served_model: str | None
+    listed_at_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """A finished answer, good or not: `finish_reason`, `usage` and `flags` tell.
+
+    `content` and `reasoning` are exactly what the model wrote ("" and None when absent).
+    `cost_pusd` is the posted charge, None while the ledger holds the reservation until the bill is
+    known. `flags` name oddities: "served_mismatch", "model_mismatch", "usage_missing",
+    "usage_contradiction", "cost_missing", "zero_cost", "overrun", "no_finish_reason",
+    "secret_redacted".
+    Units: seconds from sending to the first byte of the answer, and to its end.
+    """
+
+    content: str
+    reasoning: str | None
+    finish_reason: str | None
+    native_finish_reason: str | None
+    usage: TokenUsage | None
+    cost_pusd: int | None
+    provenance: Provenance
+    flags: tuple[str, ...] = ()
+    attempt: int = 1
+    first_byte_s: float | None = None
+    total_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answered:
+    """The service gave an answer; it is paid for, or its price is being found out."""
+
+    answer: Answer
+    entry_id: EntryId
+    attempts: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowRefused:
+    """The row can never succeed as it is (400, 403, 413, 422, too long for every endpoint)."""
+
+    status: int
+    problem: str
+    attempts: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GaveUp:
+    """Attempts or waiting time are used up; the row stays pending and can be tried again later."""
+
+    problem: str
+    attempts: int
+    detail: Mapping[str, Any] = field(default_factory=dict)
+
+
+Completion = Answered | RowRefused | GaveUp
+"""What `Client.complete` returns. Whatever must stop a whole run is raised instead."""
+
+AnswerSink = Callable[[Answer, EntryId], Work[None] | None]
+"""Called with each answer before it is settled; the work it returns commits with the charge."""

@@ -1,0 +1,349 @@
+"""From bytes to a `Reply`: one shape for whole bodies, streams, errors and rubbish.
+
+No I/O. Both decoders end in the same `Reply`, so that classification cannot differ between a
+streamed and a non-streamed answer.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Any
+
+from quantroute.client._sse import EventStream
+from quantroute.client._wire import WireError, WireMessage, WireReply, WireUsage
+from quantroute.domain import TokenUsage
+from quantroute.money import parse_reported_usd
+from quantroute.secrets import Redactor
+
+__all__ = ["BodyDecoder", "Reply", "ServiceError", "StreamDecoder", "loads"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceError:
+    """An error the service reported, by status or inside a body. `message` is redacted."""
+
+    status: int | None
+    message: str
+    error_type: str | None = None
+    provider_name: str | None = None
+    is_retryable: bool | None = None
+    retry_after_s: float | None = None
+    is_moderation: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """Everything an exchange told, before anyone judges it.
+
+    `is_complete` is False when the body was cut or a stream ended without finish reason and
+    without [DONE]. `cost_usd` is the service's figure, upstream share included for BYOK.
+    """
+
+    http_status: int
+    is_json: bool
+    is_complete: bool
+    error: ServiceError | None = None
+    has_choice: bool = False
+    content: str = ""
+    reasoning: str | None = None
+    finish_reason: str | None = None
+    native_finish_reason: str | None = None
+    usage: TokenUsage | None = None
+    cost_usd: Decimal | None = None
+    is_byok: bool = False
+    generation_id: str | None = None
+    model: str | None = None
+    provider: str | None = None
+    retry_after_s: float | None = None
+    malformed_events: int = 0
+    flags: tuple[str, ...] = ()
+
+    @property
+    def has_text(self) -> bool:
+        """Whether the model produced anything at all."""
+        return bool(self.content or self.reasoning)
+
+
+def loads(raw: str | bytes) -> Any:
+    """JSON with exact numbers; NaN and infinities become None instead of floats.
+
+    Raises:
+        ValueError: not JSON.
+    """
+    return json.loads(raw, parse_float=Decimal, parse_constant=lambda _: None)
+
+
+@dataclass(slots=True)
+class BodyDecoder:
+    """Decodes a whole body, which may start with any amount of keep-alive blanks."""
+
+    http_status: int
+    redactor: Redactor
+    retry_after_s: float | None = None
+    header_id: str | None = None
+    _chunks: list[bytes] = field(default_factory=list, init=False)
+
+    def feed(self, chunk: bytes) -> bool:
+        """Take a chunk; True once the answer itself (not padding) has begun."""
+        if not self._chunks:
+            chunk = chunk.lstrip()
+        if chunk:
+            self._chunks.append(chunk)
+        return bool(self._chunks)
+
+    def finish(self, *, is_cut: bool) -> Reply:
+        """The reply; `is_cut` when the connection ended before the body did."""
+        raw = b"".join(self._chunks)
+        flags: list[str] = []
+        if not self.redactor.is_clean(raw):
+            raw = self.redactor.answer(raw.decode("utf-8", "replace")).encode()
+            flags.append("secret_redacted")
+        try:
+            body = loads(raw)
+        except ValueError:
+            body = None
+        assembly = _Assembly(self.http_status, self.redactor, self.header_id)
+        if isinstance(body, dict):
+            assembly.take(WireReply.model_validate(body), is_delta=False)
+        return assembly.reply(
+            is_json=isinstance(body, dict),
+            is_complete=isinstance(body, dict),
+            retry_after_s=self.retry_after_s,
+            flags=flags if not (is_cut and isinstance(body, dict)) else [*flags, "cut_after_json"],
+            excerpt="" if isinstance(body, dict) else _excerpt(raw),
+        )
+
+
+@dataclass(slots=True)
+class StreamDecoder:
+    """Decodes an event stream chunk by chunk."""
+
+    http_status: int
+    redactor: Redactor
+    retry_after_s: float | None = None
+    header_id: str | None = None
+    _events: EventStream = field(default_factory=EventStream, init=False)
+    _assembly: _Assembly = field(init=False)
+    _saw_done: bool = field(default=False, init=False)
+    _malformed: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self._assembly = _Assembly(self.http_status, self.redactor, self.header_id)
+
+    def feed(self, chunk: bytes) -> bool:
+        """Take a chunk; True once the first event (not a comment) has arrived."""
+        self._take(self._events.feed(chunk))
+        return self._assembly.events > 0
+
+    def finish(self, *, is_cut: bool) -> Reply:
+        """The reply; a stream is whole if it said [DONE] or gave a finish reason."""
+        del is_cut  # what was said decides, not how the connection ended
+        self._take(self._events.close())
+        flags = []
+        if self._saw_done and self._assembly.finish_reason is None:
+            flags.append("no_finish_reason")
+        return self._assembly.reply(
+            is_json=self._assembly.events > 0,
+            is_complete=self._saw_done or self._assembly.finish_reason is not None,
+            retry_after_s=self.retry_after_s,
+            flags=flags,
+            malformed_events=self._malformed,
+        )
+
+    def _take(self, payloads: list[bytes]) -> None:
+        for payload in payloads:
+            for body in self._bodies(payload):
+                if isinstance(body, dict):
+                    self._assembly.take(WireReply.model_validate(body), is_delta=True)
+                else:
+                    self._malformed += 1
+
+    def _bodies(self, payload: bytes) -> list[Any]:
+        text = payload.strip()
+        if text == b"[DONE]":
+            self._saw_done = True
+            return []
+        if not text or text.startswith(b":"):  # "data: : KEEPALIVE" has been seen
+            return []
+        try:
+            return [loads(text)]
+        except ValueError:
+            pass
+        if b"\n" not in text:
+            return [None]
+        # Two events glued without the blank line between them: each line is JSON by itself.
+        return [body for line in text.split(b"\n") for body in self._bodies(line)]
+
+
+@dataclass(slots=True)
+class _Assembly:
+    """Puts a reply together from one body or from many chunks."""
+
+    http_status: int
+    redactor: Redactor
+    generation_id: str | None
+    events: int = 0
+    finish_reason: str | None = None
+    _native_finish_reason: str | None = None
+    _content: list[str] = field(default_factory=list)
+    _reasoning: list[str] = field(default_factory=list)
+    _usage: WireUsage | None = None
+    _error: ServiceError | None = None
+    _model: str | None = None
+    _provider: str | None = None
+    _has_choice: bool = False
+
+    def take(self, wire: WireReply, *, is_delta: bool) -> None:
+        """Add one body or chunk. `error` is looked at first, whatever else the chunk holds."""
+        self.events += 1
+        self.generation_id = wire.id or self.generation_id
+        self._model = wire.model or self._model
+        self._provider = wire.provider or self._provider
+        self._usage = wire.usage or self._usage  # the last one said: usage is cumulative
+        failure = wire.failure
+        if failure is not None and self._error is None:
+            self._error = _service_error(failure, self.redactor)
+        choice = wire.first_choice
+        if choice is None:
+            return
+        self.finish_reason = choice.finish_reason or self.finish_reason
+        self._native_finish_reason = choice.native_finish_reason or self._native_finish_reason
+        message = choice.delta if is_delta else choice.message
+        message = message or choice.message or choice.delta
+        if message is not None:
+            self._has_choice = True
+            self._content.append(message.content or "")
+            self._reasoning.append(reasoning_text(message))
+
+    def reply(
+        self,
+        *,
+        is_json: bool,
+        is_complete: bool,
+        retry_after_s: float | None,
+        flags: list[str],
+        malformed_events: int = 0,
+        excerpt: str = "",
+    ) -> Reply:
+        """The finished reply, with key material cut out of whatever was put together."""
+        content, reasoning = "".join(self._content), "".join(self._reasoning)
+        clean_content = self.redactor.answer(content)
+        clean_reasoning = self.redactor.answer(reasoning)
+        if (clean_content, clean_reasoning) != (content, reasoning):
+            flags = [*flags, "secret_redacted"]  # a key cut in two by chunk borders
+        usage, cost_usd, is_byok = _usage(self._usage)
+        error = self._error
+        if error is None and self.http_status != 200:
+            error = ServiceError(status=None, message=self.redactor.text(excerpt))
+        return Reply(
+            http_status=self.http_status,
+            is_json=is_json,
+            is_complete=is_complete,
+            error=error,
+            has_choice=self._has_choice,
+            content=clean_content,
+            reasoning=clean_reasoning or None,
+            finish_reason=self.finish_reason,
+            native_finish_reason=self._native_finish_reason,
+            usage=usage,
+            cost_usd=cost_usd,
+            is_byok=is_byok,
+            generation_id=self._clean(self.generation_id),
+            model=self._clean(self._model),
+            provider=self._clean(self._provider),
+            retry_after_s=retry_after_s,
+            malformed_events=malformed_events,
+            flags=tuple(dict.fromkeys(flags)),
+        )
+
+    def _clean(self, text: str | None) -> str | None:
+        return None if text is None else self.redactor.answer(text)
+
+
+def reasoning_text(message: WireMessage) -> str:
+    """The reasoning of a message, once.
+
+    Providers send the same text under `reasoning` and again in `reasoning_details`, or in one of
+    them only, or as `reasoning_content`: the first alias that has text wins, never two.
+    """
+    if message.reasoning:
+        return message.reasoning
+    details = [
+        detail.text
+        for detail in message.reasoning_details or ()
+        if detail and detail.text and detail.type in (None, "reasoning.text")
+    ]
+    return "".join(details) or message.reasoning_content or ""
+
+
+def _usage(wire: WireUsage | None) -> tuple[TokenUsage | None, Decimal | None, bool]:
+    if wire is None:
+        return None, None, False
+    usage = None
+    if wire.prompt_tokens is not None and wire.completion_tokens is not None:
+        prompt, completion = wire.prompt_tokens_details, wire.completion_tokens_details
+        usage = TokenUsage(
+            input_tokens=wire.prompt_tokens,
+            output_tokens=wire.completion_tokens,
+            reasoning_tokens=completion.reasoning_tokens if completion else None,
+            cached_tokens=prompt.cached_tokens if prompt else None,
+            cache_write_tokens=prompt.cache_write_tokens if prompt else None,
+        )
+    is_byok = bool(wire.is_byok)
+    cost_usd = parse_reported_usd(wire.cost)
+    if is_byok:
+        # On BYOK `cost` is the service's fee and the provider bills its share to the user's own
+        # account; otherwise `upstream_inference_cost` repeats `cost` and must not be added.
+        upstream = parse_reported_usd(
+            wire.cost_details.upstream_inference_cost if wire.cost_details else None
+        )
+        cost_usd = None if cost_usd is None or upstream is None else cost_usd + upstream
+    return usage, cost_usd, is_byok
+
+
+def _service_error(wire: WireError, redactor: Redactor) -> ServiceError:
+    metadata, availability = wire.metadata, wire.availability
+    message = wire.message or "(no message)"
+    if metadata is not None and metadata.raw:
+        message = f"{message}: {_raw_text(metadata.raw)}"
+    retry_after = parse_reported_usd(availability.retry_after) if availability else None
+    return ServiceError(
+        status=wire.status,
+        message=redactor.text(_shortened(message)),
+        error_type=_first(
+            metadata.error_type if metadata else None,
+            availability.code if availability else None,
+            wire.type,
+            wire.code if isinstance(wire.code, str) and wire.status is None else None,
+        ),
+        provider_name=metadata.provider_name if metadata else None,
+        is_retryable=availability.retryable if availability else None,
+        retry_after_s=None if retry_after is None else float(retry_after),
+        is_moderation=bool(metadata and (metadata.reasons or metadata.flagged_input)),
+    )
+
+
+def _first(*texts: str | None) -> str | None:
+    return next((text for text in texts if text), None)
+
+
+def _raw_text(raw: object) -> str:
+    """`metadata.raw` may be text, JSON text or an object."""
+    return raw if isinstance(raw, str) else json.dumps(raw, default=str)
+
+
+def _shortened(text: str, *, most: int = 300) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= most else text[: most - 3] + "..."
+
+
+def _excerpt(raw: bytes) -> str:
+    return _shortened(raw[:2000].decode("utf-8", "replace"))
+
+
+def header(headers: Mapping[str, str], name: str) -> str | None:
+    """A header's value without blanks, None if absent or empty."""
+    return headers.get(name, "").strip() or None

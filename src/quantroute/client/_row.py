@@ -1,0 +1,465 @@
+"""The life of one request: reserve, send, classify, settle, and again until something final comes.
+
+One settle path for every outcome. The order within an attempt is the whole point:
+
+    lease (a slot at an endpoint) -> reserve (on disk) -> send -> release the slot -> settle
+
+so that no byte leaves unreserved, no waiting for money or for a pause holds a slot, and no answer
+is settled without having been handed to the caller's sink in the same transaction.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import random
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Final, TypeVar
+
+import structlog
+
+from quantroute.client._body import encode_body
+from quantroute.client._catalogue import Catalogue, Offers, TooLong
+from quantroute.client._classify import Classified, Kind, classify
+from quantroute.client._dispatch import Dispatcher
+from quantroute.client._outcome import (
+    Answer,
+    Answered,
+    AnswerSink,
+    ChatRequest,
+    Completion,
+    GaveUp,
+    Provenance,
+    RowRefused,
+)
+from quantroute.client._retry import Retry, RetryPolicy, next_step
+from quantroute.client._settlement import Hold, Post, Settlement, Void, settle
+from quantroute.client._transport import Exchange, Transport
+from quantroute.clock import Clock
+from quantroute.errors import (
+    AccountError,
+    BudgetExceeded,
+    CreditsExhausted,
+    KeyRejected,
+    QuantrouteError,
+    TransportError,
+)
+from quantroute.ledger import BudgetLedger, EntryId
+from quantroute.policy import ExclusionPolicy, pinned_preferences, served_by
+from quantroute.routing import Candidate, Feedback, Lease
+from quantroute.secrets import EnvKey
+from quantroute.storage import Work
+
+__all__ = ["Engine", "RowRun"]
+
+T = TypeVar("T")
+log = structlog.get_logger("quantroute.client")
+
+#: So many rows refused in a row with the same words, without one answer between them, mean that the
+#: account or the configuration is at fault, not the rows.
+_SAME_REFUSALS: Final = 25
+
+
+@dataclass(slots=True, kw_only=True)
+class Engine:
+    """What the rows of one open client share."""
+
+    ledger: BudgetLedger
+    catalogue: Catalogue
+    dispatcher: Dispatcher
+    transport: Transport
+    retry: RetryPolicy
+    key: EnvKey
+    clock: Clock
+    rng: random.Random
+    stop: asyncio.Event = field(default_factory=asyncio.Event)
+    stopped_by: QuantrouteError | None = None
+    live_rows: int = 0
+    _last_refusal: tuple[int, str] | None = None
+    _refusals_in_a_row: int = 0
+
+    def stop_admitting(self, reason: QuantrouteError) -> None:
+        """Send nothing new: rows without a request in flight raise `reason` where they wait."""
+        if self.stopped_by is None:
+            self.stopped_by = reason
+            self.stop.set()
+            self.dispatcher.abort(reason)
+
+    def admit_again(self) -> None:
+        """Take back `stop_admitting`."""
+        self.stopped_by = None
+        self.stop.clear()
+
+    def check_admission(self) -> None:
+        """Raise what stopped the client, if anything did."""
+        if self.stopped_by is not None:
+            raise copy.copy(self.stopped_by)  # shared instances pile up tracebacks
+
+    async def unless_stopped(
+        self, waiting: Coroutine[Any, Any, T], *, undo: Callable[[T], Awaitable[None]] | None = None
+    ) -> T:
+        """`await waiting`, cut short by `stop_admitting`.
+
+        If the result comes in the same instant as the stop or a cancellation, `undo` gets it.
+        """
+        self.check_admission()
+        task = asyncio.ensure_future(waiting)
+        stop = asyncio.ensure_future(self.stop.wait())
+        is_delivered = False
+        try:
+            await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                is_delivered = True
+                return task.result()
+            self.check_admission()
+            is_delivered = True
+            return await task  # admitted again in the meantime
+        finally:
+            stop.cancel()
+            if not is_delivered:
+                task.cancel()
+                await asyncio.wait({task})
+                if undo and not task.cancelled() and task.exception() is None:
+                    await undo(task.result())
+
+    def count_refusal(self, refused: RowRefused) -> None:
+        """Notice when every row is refused alike.
+
+        Raises:
+            AccountError: it happened often enough to stop the run.
+        """
+        refusal = (refused.status, refused.problem)
+        self._refusals_in_a_row = (
+            self._refusals_in_a_row + 1 if refusal == self._last_refusal else 1
+        )
+        self._last_refusal = refusal
+        if self._refusals_in_a_row >= _SAME_REFUSALS:
+            raise AccountError(
+                problem=f"the service refused {self._refusals_in_a_row} rows in a row alike "
+                f"(status {refused.status}: {refused.problem}); check model, parameters and key",
+                status=refused.status,
+            )
+
+    def count_answer(self) -> None:
+        """An answer came: refusals are the rows' own."""
+        self._last_refusal, self._refusals_in_a_row = None, 0
+
+
+@dataclass(slots=True)
+class RowRun:
+    """One request on its way to a `Completion`."""
+
+    engine: Engine
+    request: ChatRequest
+    sink: AnswerSink | None = None
+    _attempts: int = field(default=0, init=False)
+    _errors: int = field(default=0, init=False)
+    _paid_errors: int = field(default=0, init=False)
+    _limited_since_s: float | None = field(default=None, init=False)
+
+    async def run(self) -> Completion:
+        """The completion; whatever must stop a whole run is raised."""
+        engine = self.engine
+        while True:
+            engine.check_admission()
+            try:
+                offers = await engine.catalogue.offers(self.request.model, self.request.sampling)
+                candidates = engine.catalogue.candidates(offers, self.request)
+            except TooLong as error:
+                return self._refused(413, str(error))
+            result = await self._attempt(candidates, offers)
+            if isinstance(result, Answered):
+                engine.count_answer()
+                return result
+            final = await self._after(result)
+            if final is not None:
+                return final
+
+    # -- one attempt ------------------------------------------------------------------------------
+
+    async def _attempt(
+        self, candidates: Sequence[Candidate], offers: Offers
+    ) -> Answered | Classified:
+        lease, entry_id = await self._admit(candidates)
+        self._attempts += 1
+        try:
+            exchange = await self._send(lease.candidate, entry_id, offers.policy)
+        except TransportError as error:
+            return await self._lost(lease, entry_id, error)
+        except BaseException:
+            # Cancelled, or a bug: the request may be under way, so the reservation stays.
+            self.engine.dispatcher.release(lease, Feedback.NEUTRAL)
+            await self.engine.ledger.hold(entry_id, reason="cancelled while in flight")
+            raise
+        outcome = classify(exchange.reply)
+        flags = self._served_flags(lease.candidate, exchange)
+        self._release(lease, outcome, is_mismatch="served_mismatch" in flags)
+        settlement = settle(
+            exchange.reply,
+            pricing=lease.candidate.endpoint.pricing,
+            when=datetime.fromtimestamp(self.engine.clock.time_s(), UTC),
+        )
+        if outcome.kind is Kind.ANSWER:
+            answer = self._answer(lease.candidate, exchange, settlement, flags, offers)
+            return await self._settle_answer(answer, entry_id, settlement)
+        await self._apply(entry_id, settlement, generation_id=exchange.reply.generation_id)
+        self._count_error(settlement, is_limit=outcome.feedback is not Feedback.FAULT)
+        return outcome
+
+    async def _admit(self, candidates: Sequence[Candidate]) -> tuple[Lease, EntryId]:
+        """A slot and the money for it; waits for either, never holding the one for the other."""
+        engine = self.engine
+        lease = await self._lease(candidates)
+        try:
+            return lease, await self._reserve(lease.candidate, wait=False)
+        except BudgetExceeded as shortage:
+            engine.dispatcher.release(lease, Feedback.NEUTRAL)
+            candidate = min(candidates, key=lambda item: item.worst_pusd)
+            if not shortage.can_ever_fit and candidate is lease.candidate:
+                raise
+        except BaseException:
+            engine.dispatcher.release(lease, Feedback.NEUTRAL)
+            raise
+
+        async def give_back(entry_id: EntryId) -> None:
+            await engine.ledger.void(entry_id, reason="never sent")
+
+        entry_id = await engine.unless_stopped(self._reserve(candidate, wait=True), undo=give_back)
+        try:
+            return await self._lease([candidate]), entry_id
+        except BaseException:
+            await give_back(entry_id)
+            raise
+
+    async def _lease(self, candidates: Sequence[Candidate]) -> Lease:
+        self.engine.check_admission()
+        return await self.engine.dispatcher.acquire(candidates)
+
+    async def _reserve(self, candidate: Candidate, *, wait: bool) -> EntryId:
+        return await self.engine.ledger.reserve(
+            candidate.worst_pusd,
+            account=self.request.account,
+            endpoint=str(candidate.endpoint.key),
+            request_id=self.request.request_id,
+            attempt=self._attempts + 1,
+            wait=wait,
+        )
+
+    async def _send(
+        self, candidate: Candidate, entry_id: EntryId, policy: ExclusionPolicy
+    ) -> Exchange:
+        engine = self.engine
+        body = encode_body(
+            self.request,
+            max_tokens=candidate.max_tokens,
+            preferences=pinned_preferences(candidate.endpoint, policy),
+        )
+        return await engine.transport.post(
+            "/chat/completions",
+            body,
+            headers=engine.key.headers(),
+            is_streamed=self.request.is_streamed,
+            on_id=lambda generation_id: engine.ledger.identify(entry_id, generation_id),
+        )
+
+    async def _lost(self, lease: Lease, entry_id: EntryId, error: TransportError) -> Classified:
+        """The wire failed. Before sending: nothing happened. After: nobody knows."""
+        outcome = Classified(
+            kind=Kind.UNKNOWN if error.maybe_billed else Kind.TRANSIENT,
+            status=0,
+            problem=error.problem,
+        )
+        self._release(lease, outcome)
+        settlement: Settlement = Hold(error.problem) if error.maybe_billed else Void(error.problem)
+        await self._apply(entry_id, settlement)
+        self._count_error(settlement)
+        return outcome
+
+    def _release(self, lease: Lease, outcome: Classified, *, is_mismatch: bool = False) -> None:
+        # An endpoint that is served by somebody else is as useless as one that is down.
+        feedback = Feedback.FAULT if is_mismatch else outcome.feedback
+        problem = "answers came from another provider" if is_mismatch else outcome.problem
+        opened = self.engine.dispatcher.release(
+            lease, feedback, retry_after_s=outcome.retry_after_s, problem=problem
+        )
+        if opened:
+            log.warning(
+                "endpoint paused", endpoint=str(lease.candidate.endpoint.key), problem=problem
+            )
+
+    # -- settling ---------------------------------------------------------------------------------
+
+    async def _settle_answer(
+        self, answer: Answer, entry_id: EntryId, settlement: Settlement
+    ) -> Answered:
+        also, failure = self._ask_sink(answer, entry_id)
+        await self._apply(
+            entry_id, settlement, generation_id=answer.provenance.generation_id, also=also
+        )
+        if failure is not None:
+            raise failure
+        if answer.usage is not None:
+            self.engine.catalogue.learn(self.request, answer.usage.output_tokens)
+        return Answered(answer=answer, entry_id=entry_id, attempts=self._attempts)
+
+    def _ask_sink(
+        self, answer: Answer, entry_id: EntryId
+    ) -> tuple[Work[None] | None, BaseException | None]:
+        """The sink's work; its failure is kept for later, since the money must be settled first."""
+        if self.sink is None:
+            return None, None
+        try:
+            return self.sink(answer, entry_id), None
+        except BaseException as error:  # noqa: BLE001 - re-raised by the caller, after settling
+            return None, error
+
+    async def _apply(
+        self,
+        entry_id: EntryId,
+        settlement: Settlement,
+        *,
+        generation_id: str | None = None,
+        also: Work[None] | None = None,
+    ) -> None:
+        ledger = self.engine.ledger
+        match settlement:
+            case Post(charge):
+                await ledger.post(entry_id, charge, also=also)
+            case Void(reason):
+                await ledger.void(entry_id, reason=reason, also=also)
+            case Hold(reason):
+                await ledger.hold(entry_id, reason=reason, generation_id=generation_id, also=also)
+
+    def _served_flags(self, candidate: Candidate, exchange: Exchange) -> tuple[str, ...]:
+        reply = exchange.reply
+        if reply.error is not None or not reply.has_choice:
+            return ()
+        return served_by(candidate.endpoint, provider_name=reply.provider, model=reply.model)
+
+    def _answer(
+        self,
+        candidate: Candidate,
+        exchange: Exchange,
+        settlement: Settlement,
+        flags: tuple[str, ...],
+        offers: Offers,
+    ) -> Answer:
+        reply = exchange.reply
+        more: list[str] = [*flags, *reply.flags]
+        if reply.usage is None:
+            more.append("usage_missing")
+        elif reply.usage.contradictions:
+            more.append("usage_contradiction")
+        cost_pusd = None
+        if isinstance(settlement, Post):
+            cost_pusd = settlement.charge.amount_pusd
+            more.extend(settlement.charge.flags)
+            if cost_pusd > candidate.worst_pusd:
+                more.append("overrun")
+        elif reply.cost_usd is None:
+            more.append("cost_missing")
+        else:
+            more.append("zero_cost")
+        return Answer(
+            content=reply.content,
+            reasoning=reply.reasoning,
+            finish_reason=reply.finish_reason,
+            native_finish_reason=reply.native_finish_reason,
+            usage=reply.usage,
+            cost_pusd=cost_pusd,
+            provenance=Provenance(
+                endpoint=candidate.endpoint,
+                precision=offers.precisions[candidate.endpoint.key],
+                generation_id=reply.generation_id,
+                served_provider=reply.provider,
+                served_model=reply.model,
+                listed_at_s=offers.listing.fetched_at_s,
+            ),
+            flags=tuple(dict.fromkeys(more)),
+            attempt=self._attempts,
+            first_byte_s=exchange.first_byte_s,
+            total_s=exchange.total_s,
+        )
+
+    # -- between attempts -------------------------------------------------------------------------
+
+    def _count_error(self, settlement: Settlement, *, is_limit: bool = False) -> None:
+        if not is_limit:
+            self._errors += 1
+        may_cost = isinstance(settlement, Hold) or (
+            isinstance(settlement, Post) and settlement.charge.amount_pusd > 0
+        )
+        self._paid_errors += may_cost
+
+    async def _after(self, outcome: Classified) -> Completion | None:
+        """None to try again (after waiting), or what the row ends with."""
+        engine = self.engine
+        log.info(
+            "attempt failed",
+            request_id=self.request.request_id,
+            attempt=self._attempts,
+            kind=outcome.kind.value,
+            status=outcome.status,
+            problem=outcome.problem,
+        )
+        match outcome.kind:
+            case Kind.REFUSED:
+                return self._refused(outcome.status, outcome.problem)
+            case Kind.KEY_REJECTED:
+                raise self._stop(
+                    KeyRejected(problem=_key_advice(engine.key), status=outcome.status)
+                )
+            case Kind.OUT_OF_FUNDS:
+                raise self._stop(
+                    CreditsExhausted(
+                        problem="the account or the key's limit is out of funds; top up and rerun "
+                        f"to go on ({outcome.problem})",
+                        status=outcome.status,
+                    )
+                )
+            case Kind.NO_ENDPOINT:
+                await engine.catalogue.refresh(self.request.model)
+            case Kind.RATE_LIMITED | Kind.ACCOUNT_LIMITED if self._limited_since_s is None:
+                self._limited_since_s = engine.clock.now_s()
+            case _:
+                pass
+        return await self._wait(outcome)
+
+    async def _wait(self, outcome: Classified) -> GaveUp | None:
+        engine = self.engine
+        since_s = self._limited_since_s
+        step = next_step(
+            outcome,
+            engine.retry,
+            errors=max(1, self._errors),
+            paid_errors=self._paid_errors,
+            limited_for_s=0.0 if since_s is None else engine.clock.now_s() - since_s,
+            rng=engine.rng,
+        )
+        if isinstance(step, Retry):
+            if step.after_s > 0:
+                await engine.unless_stopped(engine.clock.sleep(step.after_s))
+            return None
+        return GaveUp(
+            problem=f"{step.reason}; last: {outcome.kind.value}, {outcome.problem}",
+            attempts=self._attempts,
+            detail={"kind": outcome.kind.value, "status": outcome.status},
+        )
+
+    def _refused(self, status: int, problem: str) -> RowRefused:
+        refused = RowRefused(status=status, problem=problem, attempts=self._attempts)
+        try:
+            self.engine.count_refusal(refused)
+        except AccountError as error:
+            raise self._stop(error) from None
+        return refused
+
+    def _stop(self, error: QuantrouteError) -> QuantrouteError:
+        self.engine.stop_admitting(error)
+        return error
+
+
+def _key_advice(key: EnvKey) -> str:
+    return f"the service does not accept the key in {key.variable}; check it and rerun to go on"

@@ -1,0 +1,216 @@
+"""One POST over aiohttp: separate limits, every wire fault mapped, the id caught at first sight.
+
+The only module of the client that knows aiohttp.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import aiohttp
+
+from quantroute._http import Service, SessionPool
+from quantroute.client._reply import BodyDecoder, Reply, StreamDecoder, header
+from quantroute.client._retry import retry_after_s
+from quantroute.clock import Clock
+from quantroute.errors import ConfigurationError, TransportError
+from quantroute.secrets import Redactor
+
+__all__ = ["Exchange", "Timeouts", "Transport"]
+
+_GENERATION_ID = "X-Generation-Id"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeouts:
+    """Limits of one attempt, in seconds, each on its own; None switches one off.
+
+    Args:
+        connect_s: name look-up, TCP and TLS. Nothing has been sent when it strikes.
+        first_byte_s: from sending to the first byte of the *answer*; keep-alive blanks and stream
+            comments do not count. A non-streamed answer begins when the model has finished, so the
+            default allows for long reasoning.
+        idle_s: silence on an open answer; blanks and comments do count as life.
+        total_s: the whole attempt.
+    """
+
+    connect_s: float | None = 20.0
+    first_byte_s: float | None = 1_800.0
+    idle_s: float | None = 180.0
+    total_s: float | None = 3_600.0
+
+    def __post_init__(self) -> None:
+        for name in ("connect_s", "first_byte_s", "idle_s", "total_s"):
+            limit = getattr(self, name)
+            if limit is not None and limit <= 0:
+                raise ConfigurationError(f"{name} must be positive or None, not {limit}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange:
+    """A reply with its timing, in seconds from sending."""
+
+    reply: Reply
+    first_byte_s: float | None
+    total_s: float
+
+
+class _Deadline:
+    """The nearest of the running limits, kept on one `asyncio.timeout`."""
+
+    __slots__ = ("_first_byte_at", "_limits", "_loop", "_scope", "_total_at", "reason")
+
+    def __init__(self, limits: Timeouts, scope: asyncio.Timeout) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._limits, self._scope = limits, scope
+        started_at = self._loop.time()
+        self._first_byte_at = started_at + (limits.first_byte_s or float("inf"))
+        self._total_at = started_at + (limits.total_s or float("inf"))
+        self.reason = ""
+        self._arm({"first_byte_s": self._first_byte_at, "total_s": self._total_at})
+
+    def on_bytes(self, *, has_begun: bool) -> None:
+        """Bytes came: the idle limit starts anew; the first-byte limit ends when it has begun."""
+        moments = {
+            "idle_s": self._loop.time() + (self._limits.idle_s or float("inf")),
+            "total_s": self._total_at,
+        }
+        if not has_begun:
+            moments["first_byte_s"] = self._first_byte_at
+        self._arm(moments)
+
+    def _arm(self, moments: Mapping[str, float]) -> None:
+        self.reason = min(moments, key=lambda name: moments[name])
+        moment = moments[self.reason]
+        self._scope.reschedule(None if moment == float("inf") else moment)
+
+
+@dataclass(slots=True)
+class Transport:
+    """Sends bodies to one service. The session belongs to the pool that is handed in."""
+
+    service: Service
+    sessions: SessionPool
+    timeouts: Timeouts
+    clock: Clock
+    redactor: Redactor
+
+    async def post(
+        self,
+        path: str,
+        body: bytes,
+        *,
+        headers: Mapping[str, str],
+        is_streamed: bool,
+        on_id: Callable[[str], None],
+    ) -> Exchange:
+        """Send one body and read the reply to its end.
+
+        `on_id` is called as soon as the answer's headers name a generation, unless the whole answer
+        came with them.
+        Raises:
+            TransportError: no usable reply; `maybe_billed` is False only for failed connections.
+        """
+        loop = asyncio.get_running_loop()
+        sent_at = loop.time()
+        deadline: _Deadline | None = None
+        try:
+            async with asyncio.timeout(None) as scope:
+                deadline = _Deadline(self.timeouts, scope)
+                async with self.sessions.get().post(
+                    self.service.base_url + path,
+                    data=body,
+                    headers={**headers, "Content-Type": "application/json"},
+                    allow_redirects=False,
+                    timeout=aiohttp.ClientTimeout(total=None, sock_connect=self.timeouts.connect_s),
+                ) as response:
+                    return await self._read(response, is_streamed, on_id, deadline, sent_at)
+        except TimeoutError as error:
+            raise self._timed_out(error, deadline) from None
+        except (aiohttp.ClientError, OSError) as error:
+            raise self._broken(error) from None
+
+    async def get(self, path: str, *, headers: Mapping[str, str]) -> tuple[int, bytes]:
+        """Status and body of a small GET (accounting endpoints), within 30 seconds.
+
+        Raises:
+            TransportError: no reply.
+        """
+        try:
+            async with asyncio.timeout(30.0):
+                async with self.sessions.get().get(
+                    self.service.base_url + path, headers=dict(headers), allow_redirects=False
+                ) as response:
+                    return response.status, await response.read()
+        except TimeoutError as error:
+            raise self._timed_out(error, None) from None
+        except (aiohttp.ClientError, OSError) as error:
+            raise self._broken(error) from None
+
+    async def _read(
+        self,
+        response: aiohttp.ClientResponse,
+        is_streamed: bool,
+        on_id: Callable[[str], None],
+        deadline: _Deadline,
+        sent_at: float,
+    ) -> Exchange:
+        loop = asyncio.get_running_loop()
+        deadline.on_bytes(has_begun=False)
+        decoder = self._decoder(response, is_streamed)
+        if decoder.header_id and not response.content.is_eof():
+            on_id(decoder.header_id)
+        first_byte_s: float | None = None
+        is_cut = False
+        try:
+            while chunk := await response.content.readany():
+                has_begun = decoder.feed(chunk)
+                if has_begun and first_byte_s is None:
+                    first_byte_s = loop.time() - sent_at
+                deadline.on_bytes(has_begun=has_begun)
+        except (aiohttp.ClientError, ConnectionError):
+            is_cut = True  # what arrived is judged; an incomplete answer classifies as such
+        return Exchange(
+            reply=decoder.finish(is_cut=is_cut),
+            first_byte_s=first_byte_s,
+            total_s=loop.time() - sent_at,
+        )
+
+    def _decoder(
+        self, response: aiohttp.ClientResponse, is_streamed: bool
+    ) -> BodyDecoder | StreamDecoder:
+        # What came decides, not what was asked: an error before the stream is a plain JSON body.
+        is_events = response.content_type == "text/event-stream"
+        if is_streamed and response.status == 200 and response.content_type != "application/json":
+            is_events = True
+        decoder = StreamDecoder if is_events else BodyDecoder
+        now = datetime.fromtimestamp(self.clock.time_s(), UTC)
+        generation_id = header(response.headers, _GENERATION_ID)
+        return decoder(
+            response.status,
+            self.redactor,
+            retry_after_s=retry_after_s(response.headers, now=now),
+            header_id=self.redactor.answer(generation_id) if generation_id else None,
+        )
+
+    def _timed_out(self, error: TimeoutError, deadline: _Deadline | None) -> TransportError:
+        if isinstance(error, aiohttp.ConnectionTimeoutError):
+            return TransportError(
+                problem=f"no connection within {self.timeouts.connect_s} s to "
+                f"{self.service.route()}",
+                maybe_billed=False,
+            )
+        name = deadline.reason if deadline else "total_s"
+        limit_s = getattr(self.timeouts, name) if deadline else 30.0
+        return TransportError(problem=f"{name} of {limit_s} s exceeded", maybe_billed=True)
+
+    def _broken(self, error: Exception) -> TransportError:
+        # Not chained: aiohttp's texts may hold a URL with a proxy's password.
+        never_sent = isinstance(error, aiohttp.ClientConnectorError | aiohttp.InvalidURL)
+        return TransportError(
+            problem=f"{type(error).__name__}: {self.redactor.text(str(error))}",
+            maybe_billed=not never_sent,
+        )

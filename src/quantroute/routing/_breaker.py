@@ -1,0 +1,103 @@
+"""Keeps requests away from an endpoint that fails, and finds out cheaply when it is back.
+
+    CLOSED --failures in a row--> OPEN --pause over--> PROBING --answer--> CLOSED
+                                    ^                     |
+                                    +------ failure ------+   (each time with a longer pause)
+
+Only the endpoint's own faults count: not the row's (400, too long), not the account's (401, 402),
+not rate limits, which have the adaptive limit.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from quantroute.errors import ConfigurationError
+
+__all__ = ["Breaker", "BreakerSettings", "BreakerState"]
+
+
+class BreakerState(enum.Enum):
+    CLOSED = "closed"
+    OPEN = "open"
+    PROBING = "probing"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BreakerSettings:
+    """When to open and for how long.
+
+    Args:
+        failures: faults in a row, without an answer between them, that open the breaker.
+        pause_s: first pause; doubles with each failed probe up to `max_pause_s`.
+    """
+
+    failures: int = 8
+    pause_s: float = 5.0
+    max_pause_s: float = 120.0
+
+    def __post_init__(self) -> None:
+        if self.failures < 1 or self.pause_s <= 0 or self.max_pause_s < self.pause_s:
+            raise ConfigurationError(
+                "a breaker needs failures >= 1 and 0 < pause_s <= max_pause_s, "
+                f"not {self.failures}, {self.pause_s}, {self.max_pause_s}"
+            )
+
+
+@dataclass(slots=True)
+class Breaker:
+    """The breaker of one endpoint. Times are monotonic seconds."""
+
+    settings: BreakerSettings = field(default_factory=BreakerSettings)
+    state: BreakerState = BreakerState.CLOSED
+    times_opened: int = 0
+    open_until_s: float = 0.0
+    last_problem: str = ""
+    _faults_in_a_row: int = field(default=0, init=False)
+    _opened_at_s: float = field(default=float("-inf"), init=False)
+    _failed_probes: int = field(default=0, init=False)
+
+    def admits(self, now_s: float) -> bool:
+        """Whether a request may be sent; while probing, one at a time."""
+        return self.state is BreakerState.CLOSED or (
+            self.state is BreakerState.OPEN and now_s >= self.open_until_s
+        )
+
+    def sent(self) -> None:
+        """Note a request: the first one after the pause is the probe."""
+        if self.state is BreakerState.OPEN:
+            self.state = BreakerState.PROBING
+
+    def succeeded(self) -> None:
+        """An answer came: closed, whatever was before."""
+        self.state = BreakerState.CLOSED
+        self._faults_in_a_row = self._failed_probes = 0
+
+    def failed(self, *, sent_at_s: float, now_s: float, problem: str) -> bool:
+        """Note a fault; True if this one opened the breaker."""
+        self.last_problem = problem
+        if self.state is BreakerState.PROBING:
+            self._failed_probes += 1
+            self._open(now_s)
+            return True
+        if self.state is BreakerState.OPEN or sent_at_s <= self._opened_at_s:
+            return False  # sent before it opened: the same outage, already acted upon
+        self._faults_in_a_row += 1
+        if self._faults_in_a_row < self.settings.failures:
+            return False
+        self._open(now_s)
+        return True
+
+    def abandoned(self) -> None:
+        """A request ended without telling anything about the endpoint (cancelled, row refused)."""
+        if self.state is BreakerState.PROBING:
+            self.state = BreakerState.OPEN  # the pause is over, so the next request probes again
+
+    def _open(self, now_s: float) -> None:
+        self.state = BreakerState.OPEN
+        self.times_opened += 1
+        self._faults_in_a_row = 0
+        self._opened_at_s = now_s
+        pause_s = self.settings.pause_s * 2.0 ** min(self._failed_probes, 30)
+        self.open_until_s = now_s + min(pause_s, self.settings.max_pause_s)

@@ -1,0 +1,95 @@
+"""The adaptive limit: ramp, cuts per episode, pauses, growth."""
+
+from __future__ import annotations
+
+import pytest
+
+from quantroute.errors import ConfigurationError
+from quantroute.routing import AdaptiveLimit, LimitSettings
+
+
+def loaded(limit: AdaptiveLimit, count: int, *, at_s: float = 0.0) -> AdaptiveLimit:
+    for _ in range(count):
+        limit.sent(at_s)
+    return limit
+
+
+def test_ramp_doubles_with_time_until_the_ceiling() -> None:
+    limit = AdaptiveLimit(LimitSettings(initial=10, ceiling=50, ramp_interval_s=1.0))
+    loaded(limit, 1)
+    seen = []
+    for now_s in (0.5, 1.0, 2.5, 9.0):
+        limit.has_room(now_s)
+        seen.append(limit.limit)
+    assert seen == [10, 20, 40, 50]
+
+
+def test_no_room_beyond_the_limit_and_the_next_doubling_is_announced() -> None:
+    limit = loaded(AdaptiveLimit(LimitSettings(initial=2, ceiling=4, ramp_interval_s=1.0)), 2)
+    assert not limit.has_room(0.5)
+    assert limit.retry_at_s(0.5) == 1.0
+    assert limit.has_room(1.0)
+
+
+def test_many_429s_of_one_episode_cut_once() -> None:
+    limit = loaded(AdaptiveLimit(LimitSettings(initial=100, ceiling=100, decrease=0.5)), 100)
+    for _ in range(60):
+        limit.rate_limited(sent_at_s=0.0, now_s=1.0, retry_after_s=None)
+        limit.returned()
+    assert limit.limit == 50
+    assert limit.episodes == 1
+
+
+def test_a_429_for_a_request_sent_after_the_cut_is_a_new_episode() -> None:
+    limit = loaded(AdaptiveLimit(LimitSettings(initial=100, ceiling=100, decrease=0.5)), 100)
+    limit.rate_limited(sent_at_s=0.0, now_s=1.0, retry_after_s=None)
+    limit.rate_limited(sent_at_s=1.5, now_s=2.0, retry_after_s=None)
+    assert limit.episodes == 2
+    assert limit.limit == 25
+
+
+def test_retry_after_is_a_minimum_even_in_an_echo() -> None:
+    limit = loaded(AdaptiveLimit(LimitSettings(initial=8, ceiling=8, pause_s=0.1)), 8)
+    limit.rate_limited(sent_at_s=0.0, now_s=1.0, retry_after_s=None)
+    limit.rate_limited(sent_at_s=0.0, now_s=1.0, retry_after_s=30.0)
+    assert limit.paused_until_s == 31.0
+    assert not limit.has_room(30.9)
+
+
+def test_own_pauses_grow_past_a_minute_while_nothing_is_answered() -> None:
+    limit = loaded(AdaptiveLimit(LimitSettings(pause_s=0.5, max_pause_s=75.0)), 1)
+    now_s = 0.0
+    for _ in range(12):
+        limit.rate_limited(sent_at_s=now_s + 1, now_s=now_s + 2, retry_after_s=None)
+        now_s = limit.paused_until_s
+    assert limit.paused_until_s - 2 >= 60.0
+
+
+def test_growth_needs_use() -> None:
+    limit = loaded(AdaptiveLimit(LimitSettings(initial=10, ceiling=100, decrease=0.5)), 10)
+    limit.rate_limited(sent_at_s=0.0, now_s=1.0, retry_after_s=None)
+    for _ in range(9):
+        limit.returned()
+    before = limit.limit
+    for _ in range(50):
+        limit.succeeded()  # one of ten places in use: nothing is learnt about the limit
+    assert limit.limit == before
+    loaded(limit, before)
+    for _ in range(50):
+        limit.succeeded()
+    assert limit.limit > before
+
+
+def test_the_limit_never_falls_below_one() -> None:
+    limit = loaded(AdaptiveLimit(LimitSettings(initial=1, ceiling=1)), 1)
+    for episode in range(5):
+        limit.rate_limited(sent_at_s=2.0 * episode + 1, now_s=2.0 * episode + 2, retry_after_s=0.0)
+    assert limit.limit == 1
+
+
+@pytest.mark.parametrize(
+    "bad", [{"initial": 0}, {"initial": 5, "ceiling": 4}, {"decrease": 1.0}, {"pause_s": 0.0}]
+)
+def test_impossible_settings_are_refused(bad: dict[str, float]) -> None:
+    with pytest.raises(ConfigurationError):
+        LimitSettings(**bad)
