@@ -1,1 +1,19 @@
-"""Placeholder."""
+"""A hard cap on spending: reserve, then post, void or hold; exact, durable, shared."""
+
+from quantroute.ledger._ledger import BudgetLedger
+from quantroute.ledger._records import ROOT, Account, Basis, Charge, EntryId, EntryStatus
+from quantroute.ledger._state import OpenEntry
+from quantroute.ledger._statement import Balance, StatementLine
+
+__all__ = [
+    "ROOT",
+    "Account",
+    "Balance",
+    "Basis",
+    "BudgetLedger",
+    "Charge",
+    "EntryId",
+    "EntryStatus",
+    "OpenEntry",
+    "StatementLine",
+]

@@ -1,1 +1,17 @@
-"""Placeholder."""
+"""Durable files: SQLite with group commit, locks, whole-or-absent writes."""
+
+from quantroute.storage._files import atomic_file, atomic_write
+from quantroute.storage._locks import FileLock, is_locked
+from quantroute.storage._sqlite import MEMORY, Participant, Schema, SqliteStore, Work
+
+__all__ = [
+    "MEMORY",
+    "FileLock",
+    "Participant",
+    "Schema",
+    "SqliteStore",
+    "Work",
+    "atomic_file",
+    "atomic_write",
+    "is_locked",
+]

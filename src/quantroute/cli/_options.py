@@ -1,0 +1,120 @@
+"""Options that several commands share, and what they turn into."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from quantroute._http import OPENROUTER_URL, Service
+from quantroute.domain import Quantization, Sampling
+from quantroute.errors import ConfigurationError
+from quantroute.policy import EvidenceTable, ExclusionPolicy
+
+DEFAULT_MODEL = "moonshotai/kimi-k2.5"
+"""The model of the embedded scenario."""
+
+Exclude = Annotated[
+    list[str] | None,
+    typer.Option("--exclude", help="Provider, slug or tag never to use; any spelling; repeatable."),
+]
+Only = Annotated[
+    list[str] | None,
+    typer.Option("--only", help="Use nothing but these providers, slugs or tags; repeatable."),
+]
+Accept = Annotated[
+    list[str] | None,
+    typer.Option("--accept", help="A format to accept beside the native one, e.g. fp8; repeatable."),
+]
+AcceptUnknown = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--accept-unknown",
+        help="A provider whose unlabelled endpoints you accept, or 'all'; repeatable.",
+    ),
+]
+Native = Annotated[
+    str | None,
+    typer.Option("--native", help="The model's native format, if the evidence table lacks it."),
+]
+Evidence = Annotated[
+    Path | None,
+    typer.Option("--evidence", help="Your own evidence table (TOML), added to the built-in one."),
+]
+MaxInputPrice = Annotated[
+    str | None, typer.Option("--max-input-price", help="Ceiling in USD per million input tokens.")
+]
+MaxOutputPrice = Annotated[
+    str | None,
+    typer.Option("--max-output-price", help="Ceiling in USD per million output tokens."),
+]
+BaseUrl = Annotated[
+    str,
+    typer.Option(
+        "--base-url", envvar="QUANTROUTE_BASE_URL", help="The service, up to and with /api/v1."
+    ),
+]
+CaFile = Annotated[
+    Path | None, typer.Option("--ca-file", help="PEM bundle to trust instead of the system's.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+
+
+def build_policy(
+    *,
+    exclude: Sequence[str] | None,
+    only: Sequence[str] | None,
+    accept: Sequence[str] | None,
+    accept_unknown: Sequence[str] | None,
+    native: str | None,
+    evidence: Path | None,
+    max_input_price: str | None = None,
+    max_output_price: str | None = None,
+) -> ExclusionPolicy:
+    """The exclusion policy that the options describe.
+
+    Raises:
+        ConfigurationError: a format nobody knows, or an impossible price.
+    """
+    table = EvidenceTable.builtin()
+    if evidence is not None:
+        table = table.merged(EvidenceTable.load(evidence))
+    unknown: bool | tuple[str, ...] = tuple(accept_unknown or ())
+    if accept_unknown and "all" in accept_unknown:
+        unknown = True
+    return ExclusionPolicy(
+        native=None if native is None else _format(native),
+        accept=tuple(_format(label) for label in accept or ()),
+        accept_unknown=unknown,
+        only=tuple(only or ()),
+        exclude=tuple(exclude or ()),
+        max_input_usd_per_million=max_input_price,
+        max_output_usd_per_million=max_output_price,
+        evidence=table,
+    )
+
+
+def build_sampling(
+    *,
+    temperature: float | None,
+    top_p: float | None,
+    seed: int | None,
+    thinking: bool | None,
+) -> Sampling:
+    """Sampling parameters from options; what is not given is not sent."""
+    return Sampling(temperature=temperature, top_p=top_p, seed=seed, reasoning=thinking)
+
+
+def build_service(base_url: str, ca_file: Path | None) -> Service:
+    """The service to talk to."""
+    return Service(base_url=base_url or OPENROUTER_URL, ca_file=ca_file)
+
+
+def _format(label: str) -> Quantization:
+    found = Quantization.parse(label)
+    if found is Quantization.UNKNOWN:
+        known = ", ".join(item.value for item in Quantization if item is not Quantization.UNKNOWN)
+        raise ConfigurationError(f"{label!r} is not a known format; use one of: {known}")
+    return found

@@ -1,0 +1,384 @@
+"""`BudgetLedger`: a hard cap that holds for any number of tasks, processes and restarts."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import sqlite3
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+import structlog
+
+from quantroute.clock import Clock, SystemClock
+from quantroute.errors import BudgetExceeded, ConfigurationError, EntryStateError, JournalError
+from quantroute.ledger._journal import (
+    SCHEMA,
+    Books,
+    read_accounts,
+    read_open_entries,
+    read_records,
+)
+from quantroute.ledger._records import (
+    ROOT,
+    Account,
+    CapSet,
+    Charge,
+    EntryId,
+    EntryStatus,
+    Held,
+    Identified,
+    Noted,
+    Posted,
+    Record,
+    Reserved,
+    Voided,
+    check_account,
+    lineage,
+)
+from quantroute.ledger._state import AccountState, LedgerState, OpenEntry
+from quantroute.ledger._statement import Balance, StatementLine, balance_of, read_statement
+from quantroute.money import Cap, cap_pusd
+from quantroute.storage import MEMORY, FileLock, SqliteStore, Work, is_locked
+
+__all__ = ["BudgetLedger"]
+
+log = structlog.get_logger("quantroute.ledger")
+
+#: How often a waiting reservation looks for room that another process may have made.
+_POLL_S: Final = 0.5
+
+
+@dataclass(slots=True)
+class _Line:
+    """Those who wait for one account: first come, first served, and only the first one tries."""
+
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    room_made: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class BudgetLedger:
+    """Reservations and charges against a hard cap, in one SQLite file.
+
+    >>> async with BudgetLedger.open("run.sqlite", cap="100.00") as ledger:
+    ...     entry = await ledger.reserve(2_000_000_000, account=Account("run/mt-bench"))
+    ...     await ledger.post(entry, charge)
+
+    Every attempt is an entry of its own: reserved, on disk, before bytes leave; then posted (the
+    charge is known), voided (there was none) or held (nobody knows yet: it stays counted).
+
+    Several processes may open one file; a cap holds for all of them together. Reservations of a
+    process that died are held at the next opening, never released.
+    """
+
+    def __init__(self, path: str | Path, *, cap: object = None, clock: Clock | None = None) -> None:
+        self._path = str(path)
+        self._cap: Cap | None = None if cap is None else cap_pusd(cap)
+        self._clock: Clock = clock or SystemClock()
+        self._books = Books()
+        self.store = SqliteStore(self._path, SCHEMA, participants=[self._books])
+        """The file; rows written through `also` or `store.submit` share its transactions."""
+        self.notes: dict[str, str] = {}
+        self._owner = ""
+        self._owner_lock: FileLock | None = None
+        self._entries_made = 0
+        self._lines: defaultdict[str, _Line] = defaultdict(_Line)
+
+    @classmethod
+    def open(
+        cls, path: str | Path, *, cap: object = None, clock: Clock | None = None
+    ) -> BudgetLedger:
+        """A ledger in a file, to be entered with `async with`.
+
+        Args:
+            cap: US dollars, or `NO_CAP`. None keeps the cap of an existing ledger; for a new one it
+                must be given. A different cap than the stored one is recorded and holds from now.
+        """
+        return cls(path, cap=cap, clock=clock)
+
+    @classmethod
+    def in_memory(cls, *, cap: object, clock: Clock | None = None) -> BudgetLedger:
+        """The same ledger without a file, for tests and throw-away scripts."""
+        return cls(MEMORY, cap=cap, clock=clock)
+
+    def __repr__(self) -> str:
+        return f"BudgetLedger({self._path!r})"
+
+    # -- opening and closing ----------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        self._books = Books()
+        self.store = SqliteStore(self._path, SCHEMA, participants=[self._books])
+        self.store.open()
+        self._owner = secrets.token_hex(6)
+        self._entries_made = 0
+        self._lines.clear()
+        try:
+            if self._path != MEMORY:
+                self._owner_lock = FileLock(self._owner_file(self._owner)).acquire()
+            await self.store.submit(self._settle_in)
+        except BaseException:
+            await self._shut()
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Hold what is still under way and close the file; idempotent."""
+        if not self._owner:
+            return
+        owner, self._owner = self._owner, ""
+        try:
+            await self.store.submit(
+                lambda connection: self._hold_all(connection, owner, "closed while in flight")
+            )
+        except JournalError as error:
+            log.warning("ledger closed after a storage failure", problem=error.problem)
+        finally:
+            await self._shut()
+
+    async def _shut(self) -> None:
+        await self.store.aclose()
+        if self._owner_lock is not None:
+            self._owner_lock.release(remove=True)
+            self._owner_lock = None
+
+    def _settle_in(self, connection: sqlite3.Connection) -> None:
+        """First transaction: take over from dead owners, check or set the cap, load notes."""
+        for (owner,) in connection.execute(
+            "SELECT DISTINCT owner FROM open_entries WHERE status = 'reserved'"
+        ).fetchall():
+            if owner != self._owner and not is_locked(self._owner_file(owner)):
+                count = self._hold_all(connection, owner, "process died")
+                self._owner_file(owner).unlink(missing_ok=True)
+                log.warning("reservations of a dead process are held", entries=count)
+        stored = read_accounts(connection)
+        if self._cap is None and ROOT not in stored:
+            raise ConfigurationError("a new ledger needs a cap: '5.00' USD, or NO_CAP")
+        if self._cap is not None and (ROOT not in stored or stored[ROOT].cap != self._cap):
+            record = CapSet(account=ROOT, cap=self._cap, at_s=self._clock.time_s())
+            self._books.execute(connection, record)
+        self._books.published.update(stored)
+        self.notes = dict(connection.execute("SELECT key, value FROM notes").fetchall())
+
+    def _hold_all(self, connection: sqlite3.Connection, owner: str, reason: str) -> int:
+        entries = list(read_open_entries(connection, "owner = ? AND status = 'reserved'", (owner,)))
+        for entry in entries:
+            record = Held(
+                entry_id=entry.entry_id,
+                reason=reason,
+                generation_id=None,
+                at_s=self._clock.time_s(),
+            )
+            self._books.execute(connection, record)
+        return len(entries)
+
+    def _owner_file(self, owner: str) -> Path:
+        return Path(f"{self._path}.owner-{owner}.lock")
+
+    # -- reserving --------------------------------------------------------------------------------
+
+    async def reserve(
+        self,
+        amount_pusd: int,
+        *,
+        account: Account = ROOT,
+        endpoint: str = "",
+        request_id: str = "",
+        attempt: int = 1,
+        wait: bool = True,
+    ) -> EntryId:
+        """Set money aside for one attempt; returns once that is on disk.
+
+        With `wait`, a reservation that would fit if others were resolved waits in line: first come,
+        first served among those who wait for the same account. Cancelling it leaves nothing behind.
+        Units: pico-dollars.
+        Raises:
+            BudgetExceeded: it does not fit now (`wait=False`), or never can.
+            JournalError: the record could not be written; nothing must be sent.
+        """
+        check_account(account)
+        make = self._reservation_maker(account, amount_pusd, endpoint, request_id, attempt)
+        try:
+            return await self._try_reserve(make())
+        except BudgetExceeded as shortage:
+            if not wait or not shortage.can_ever_fit:
+                raise
+            line = self._lines[shortage.account]
+        async with line.turn:
+            while True:
+                line.room_made.clear()
+                try:
+                    return await self._try_reserve(make())
+                except BudgetExceeded as shortage:
+                    if not shortage.can_ever_fit:
+                        raise
+                await _room_in(line)
+
+    def _reservation_maker(
+        self, account: Account, amount_pusd: int, endpoint: str, request_id: str, attempt: int
+    ) -> Callable[[], Reserved]:
+        def make() -> Reserved:
+            self._entries_made += 1
+            return Reserved(
+                entry_id=EntryId(f"{self._owner}-{self._entries_made:x}"),
+                account=account,
+                amount_pusd=amount_pusd,
+                endpoint=endpoint,
+                request_id=request_id,
+                attempt=attempt,
+                owner=self._owner,
+                at_s=self._clock.time_s(),
+            )
+
+        return make
+
+    async def _try_reserve(self, record: Reserved) -> EntryId:
+        future = self.store.submit_nowait(lambda c: self._books.execute(c, record))
+        try:
+            await future
+        except asyncio.CancelledError:
+            # The record may be written all the same; a void queued behind it undoes it.
+            self.store.submit_nowait(lambda c: self._void_if_open(c, record.entry_id))
+            raise
+        return record.entry_id
+
+    def _void_if_open(self, connection: sqlite3.Connection, entry_id: EntryId) -> None:
+        record = Voided(entry_id=entry_id, reason="never sent", at_s=self._clock.time_s())
+        try:
+            self._books.execute(connection, record)
+        except EntryStateError:
+            return  # the reservation had been refused: nothing to undo
+
+    def _make_room(self) -> None:
+        for line in self._lines.values():
+            line.room_made.set()
+
+    # -- resolving --------------------------------------------------------------------------------
+
+    def identify(self, entry_id: EntryId, generation_id: str) -> None:
+        """Note the generation id as soon as it is seen; written with the next transaction."""
+        record = Identified(
+            entry_id=entry_id, generation_id=generation_id, at_s=self._clock.time_s()
+        )
+        self.store.submit_nowait(lambda c: self._books.execute(c, record))
+
+    async def post(
+        self, entry_id: EntryId, charge: Charge, *, also: Work[None] | None = None
+    ) -> None:
+        """The charge is known: it counts in full, even above its reservation (then flagged).
+
+        `also` writes in the same transaction: both become durable, or neither.
+        Raises:
+            EntryStateError: the entry is resolved already, or was never reserved.
+        """
+        await self._write(Posted(entry_id=entry_id, charge=charge, at_s=self._clock.time_s()), also)
+        self._make_room()
+
+    async def void(self, entry_id: EntryId, *, reason: str, also: Work[None] | None = None) -> None:
+        """The attempt provably cost nothing; its reservation is free again."""
+        await self._write(Voided(entry_id=entry_id, reason=reason, at_s=self._clock.time_s()), also)
+        self._make_room()
+
+    async def hold(
+        self,
+        entry_id: EntryId,
+        *,
+        reason: str,
+        generation_id: str | None = None,
+        also: Work[None] | None = None,
+    ) -> None:
+        """The outcome is unknown: the reservation stays counted until it is posted or voided."""
+        record = Held(
+            entry_id=entry_id,
+            reason=reason,
+            generation_id=generation_id,
+            at_s=self._clock.time_s(),
+        )
+        await self._write(record, also)
+
+    async def set_cap(self, account: Account, cap: object) -> None:
+        """Set, raise or lower the cap of an account, in US dollars or `NO_CAP`."""
+        record = CapSet(
+            account=check_account(account), cap=cap_pusd(cap), at_s=self._clock.time_s()
+        )
+        await self._write(record, None)
+        self._make_room()
+
+    async def note(self, key: str, value: str) -> None:
+        """Keep a small fact in the journal; the last value per key is in `notes`."""
+        await self._write(Noted(key=key, value=value, at_s=self._clock.time_s()), None)
+        self.notes[key] = value
+
+    async def _write(self, record: Record, also: Work[None] | None) -> None:
+        await self.store.submit(lambda c: self._books.execute(c, record, also))
+
+    # -- looking ----------------------------------------------------------------------------------
+
+    def balance(self, account: Account = ROOT) -> Balance:
+        """Cap, spending and tokens of an account and all below it, as last committed here."""
+        state = self._books.published.get(account)
+        if state is None:
+            state = self.store.read(read_accounts).get(account, AccountState())
+        return balance_of(account, state)
+
+    async def statement(self) -> tuple[StatementLine, ...]:
+        """Tokens and money per account and endpoint, from the journal."""
+        return await self.store.aread(read_statement)
+
+    async def unresolved(self) -> tuple[OpenEntry, ...]:
+        """Held entries, oldest first: what reconciliation has to find out."""
+        return await self.store.aread(
+            lambda c: tuple(read_open_entries(c, "status = ?", (EntryStatus.HELD.value,)))
+        )
+
+    async def verify(self) -> None:
+        """Replay the journal from its first record and compare with the sums kept beside it.
+
+        Raises:
+            JournalError: they differ, or a record could not have been made.
+        """
+        problem = await self.store.aread(_difference)
+        if problem:
+            raise JournalError(path=self._path, problem=problem)
+
+
+async def _room_in(line: _Line) -> None:
+    try:
+        async with asyncio.timeout(_POLL_S):
+            await line.room_made.wait()
+    except TimeoutError:
+        return  # look again: another process may have made room
+
+
+def _difference(connection: sqlite3.Connection) -> str | None:
+    state = LedgerState(accounts={}, resolved={})
+    for number, record in enumerate(read_records(connection), start=1):
+        try:
+            if isinstance(record, Reserved):
+                for path in lineage(record.account):
+                    state.account(path)
+            state.replay(record)
+        except (BudgetExceeded, EntryStateError, ValueError) as error:
+            return f"journal record {number}: {error}"
+    kept: dict[str, Any] = {
+        "accounts": read_accounts(connection),
+        "open entries": {entry.entry_id: entry for entry in read_open_entries(connection)},
+        "notes": dict(connection.execute("SELECT key, value FROM notes").fetchall()),
+    }
+    replayed = {"accounts": state.accounts, "open entries": state.entries, "notes": state.notes}
+    for name, found in kept.items():
+        if found != replayed[name]:
+            return f"the {name} kept beside the journal differ from what replaying it gives"
+    return None

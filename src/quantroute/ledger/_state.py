@@ -1,0 +1,278 @@
+"""The ledger as a pure state machine: records in, balances out.
+
+Two rules govern this file.
+
+1. Nothing here does I/O, knows a clock or draws a random number. A record says everything; applying
+   the same records in the same order gives the same state, which is what replay relies on.
+2. `check` decides, `apply` changes. `check` raises and leaves the state alone; after it has passed,
+   `apply` cannot fail. Storage writes between the two, so that memory never runs ahead of disk.
+
+The machine of one entry:
+
+                 reserve            post
+        (new) ----------> RESERVED -------> POSTED
+                             |  \\------->  VOIDED       void: provably no charge
+                             | hold          ^  ^
+                             v               |  |
+                            HELD ------------+--'       the bill became known later
+
+Accounts form a tree by path; an entry counts for its account and for every account above it. In
+each of them, at every instant,
+
+        posted + pending <= cap + (what charges exceeded their reservations by)
+
+because only `reserve` can refuse, and it refuses unless posted + pending + new <= cap everywhere on
+the way up. A charge above its reservation is posted in full and flagged: it has already happened
+outside, and a ledger that clips it lies.
+
+What remains ugly. A cap may be lowered below what is already spent: then nothing is admitted until
+it is raised again, and the inequality above does not hold meanwhile. And an entry's final status is
+only remembered where the caller keeps `resolved` (tests do, the SQLite ledger asks its journal), so
+that memory does not grow with the number of rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import assert_never
+
+from quantroute.errors import BudgetExceeded, EntryStateError
+from quantroute.ledger._records import (
+    ROOT,
+    Account,
+    CapSet,
+    Charge,
+    EntryId,
+    EntryStatus,
+    Held,
+    Identified,
+    Noted,
+    Posted,
+    Record,
+    Reserved,
+    Voided,
+    check_account,
+    lineage,
+)
+from quantroute.money import MAX_AMOUNT_PUSD, NO_CAP, Cap
+
+__all__ = ["AccountState", "LedgerState", "OpenEntry"]
+
+
+@dataclass(slots=True)
+class AccountState:
+    """Running sums of one account and everything below it. Units: pico-dollars, tokens."""
+
+    cap: Cap = NO_CAP
+    posted_pusd: int = 0
+    pending_pusd: int = 0
+    held_pusd: int = 0  # the part of pending whose outcome is unknown
+    overrun_pusd: int = 0
+    open_entries: int = 0
+    held_entries: int = 0
+    posted_entries: int = 0
+    voided_entries: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    reasoning_tokens: int = 0
+    cached_tokens: int = 0
+    cache_write_tokens: int = 0
+
+    def admits(self, amount_pusd: int) -> bool:
+        """Whether a reservation of `amount_pusd` fits under the cap."""
+        return self.cap is NO_CAP or self.posted_pusd + self.pending_pusd + amount_pusd <= self.cap
+
+
+@dataclass(slots=True, kw_only=True)
+class OpenEntry:
+    """A reservation that is not resolved: under way, or held with an unknown outcome."""
+
+    entry_id: EntryId
+    account: Account
+    endpoint: str
+    reserved_pusd: int
+    status: EntryStatus
+    owner: str
+    reserved_at_s: float
+    request_id: str = ""
+    attempt: int = 1
+    generation_id: str | None = None
+    reason: str = ""
+
+
+@dataclass(slots=True)
+class LedgerState:
+    """All accounts, all open entries, all notes."""
+
+    accounts: dict[Account, AccountState] = field(default_factory=lambda: {ROOT: AccountState()})
+    entries: dict[EntryId, OpenEntry] = field(default_factory=dict)
+    notes: dict[str, str] = field(default_factory=dict)
+    resolved: dict[EntryId, EntryStatus] | None = None
+
+    def account(self, path: Account) -> AccountState:
+        """The sums of one account; a new account starts empty and without a cap of its own."""
+        state = self.accounts.get(path)
+        if state is None:
+            state = self.accounts[path] = AccountState()
+        return state
+
+    # -- deciding ---------------------------------------------------------------------------------
+
+    def check(self, record: Record) -> None:
+        """Raise if `record` may not be applied; change nothing.
+
+        Raises:
+            BudgetExceeded: a reservation does not fit; names the account with the least room.
+            EntryStateError: no such open entry, resolved already, or an id used twice.
+            ValueError: a negative or impossibly large amount.
+        """
+        match record:
+            case CapSet():
+                check_account(record.account)
+            case Reserved():
+                self._check_reservation(record)
+            case Posted():
+                _check_amount(record.charge.amount_pusd)
+                self._open(record.entry_id, "post")
+            case Voided():
+                self._open(record.entry_id, "void")
+            case Identified():
+                self._open(record.entry_id, "identify")
+            case Held():
+                if self._open(record.entry_id, "hold").status is EntryStatus.HELD:
+                    raise EntryStateError(
+                        entry_id=record.entry_id, state="held already", transition="hold"
+                    )
+            case Noted():
+                pass
+            case _:
+                assert_never(record)
+
+    def _check_reservation(self, record: Reserved) -> None:
+        _check_amount(record.amount_pusd)
+        check_account(record.account)
+        if record.entry_id in self.entries or record.entry_id in (self.resolved or ()):
+            raise EntryStateError(
+                entry_id=record.entry_id, state="known already", transition="reserve"
+            )
+        refusing = [
+            (path, self.accounts[path])
+            for path in lineage(record.account)
+            if path in self.accounts and not self.accounts[path].admits(record.amount_pusd)
+        ]
+        if refusing:
+            raise min(
+                (_exceeded(path, state, record.amount_pusd) for path, state in refusing),
+                key=lambda error: (error.can_ever_fit, error.available_pusd),
+            )
+
+    def _open(self, entry_id: EntryId, transition: str) -> OpenEntry:
+        entry = self.entries.get(entry_id)
+        if entry is None:
+            status = (self.resolved or {}).get(entry_id)
+            state = f"{status.value} already" if status else "not open"
+            raise EntryStateError(entry_id=entry_id, state=state, transition=transition)
+        return entry
+
+    # -- changing ---------------------------------------------------------------------------------
+
+    def apply(self, record: Record) -> None:
+        """Take `record` into account. `check` must have passed."""
+        match record:
+            case CapSet():
+                self.account(record.account).cap = record.cap
+            case Reserved():
+                self._reserve(record)
+            case Posted():
+                self._post(record.entry_id, record.charge)
+            case Voided():
+                self._resolve(record.entry_id, EntryStatus.VOIDED)
+            case Identified():
+                self.entries[record.entry_id].generation_id = record.generation_id
+            case Held():
+                self._hold(record)
+            case Noted():
+                self.notes[record.key] = record.value
+            case _:
+                assert_never(record)
+
+    def replay(self, record: Record) -> None:
+        """`check` and `apply`."""
+        self.check(record)
+        self.apply(record)
+
+    def _reserve(self, record: Reserved) -> None:
+        self.entries[record.entry_id] = OpenEntry(
+            entry_id=record.entry_id,
+            account=record.account,
+            endpoint=record.endpoint,
+            reserved_pusd=record.amount_pusd,
+            status=EntryStatus.RESERVED,
+            owner=record.owner,
+            reserved_at_s=record.at_s,
+            request_id=record.request_id,
+            attempt=record.attempt,
+        )
+        for path in lineage(record.account):
+            state = self.account(path)
+            state.pending_pusd += record.amount_pusd
+            state.open_entries += 1
+
+    def _hold(self, record: Held) -> None:
+        entry = self.entries[record.entry_id]
+        entry.status = EntryStatus.HELD
+        entry.reason = record.reason
+        entry.generation_id = record.generation_id or entry.generation_id
+        for path in lineage(entry.account):
+            state = self.account(path)
+            state.held_pusd += entry.reserved_pusd
+            state.held_entries += 1
+
+    def _post(self, entry_id: EntryId, charge: Charge) -> None:
+        entry = self._resolve(entry_id, EntryStatus.POSTED)
+        overrun_pusd = max(0, charge.amount_pusd - entry.reserved_pusd)
+        for path in lineage(entry.account):
+            state = self.account(path)
+            state.posted_pusd += charge.amount_pusd
+            state.overrun_pusd += overrun_pusd
+            usage = charge.usage
+            if usage is not None:
+                state.input_tokens += usage.input_tokens
+                state.output_tokens += usage.output_tokens
+                state.reasoning_tokens += usage.reasoning_tokens or 0
+                state.cached_tokens += usage.cached_tokens or 0
+                state.cache_write_tokens += usage.cache_write_tokens or 0
+
+    def _resolve(self, entry_id: EntryId, status: EntryStatus) -> OpenEntry:
+        entry = self.entries.pop(entry_id)
+        was_held = entry.status is EntryStatus.HELD
+        is_posted = status is EntryStatus.POSTED
+        for path in lineage(entry.account):
+            state = self.account(path)
+            state.pending_pusd -= entry.reserved_pusd
+            state.held_pusd -= entry.reserved_pusd if was_held else 0
+            state.open_entries -= 1
+            state.held_entries -= was_held
+            state.posted_entries += is_posted
+            state.voided_entries += not is_posted
+        if self.resolved is not None:
+            self.resolved[entry_id] = status
+        return entry
+
+
+def _check_amount(amount_pusd: int) -> None:
+    if isinstance(amount_pusd, bool) or not isinstance(amount_pusd, int):
+        raise TypeError(f"an amount is an int of pico-dollars, not {type(amount_pusd).__name__}")
+    if not 0 <= amount_pusd <= MAX_AMOUNT_PUSD:
+        raise ValueError(f"an amount must lie in [0, {MAX_AMOUNT_PUSD}], not {amount_pusd}")
+
+
+def _exceeded(path: Account, state: AccountState, amount_pusd: int) -> BudgetExceeded:
+    assert state.cap is not NO_CAP
+    return BudgetExceeded(
+        account=path or "the whole ledger",
+        requested_pusd=amount_pusd,
+        cap_pusd=state.cap,
+        posted_pusd=state.posted_pusd,
+        pending_pusd=state.pending_pusd,
+    )

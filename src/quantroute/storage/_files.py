@@ -1,0 +1,45 @@
+"""Files that are either whole or absent."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+__all__ = ["atomic_file", "atomic_write"]
+
+
+@contextlib.contextmanager
+def atomic_file(path: Path) -> Iterator[IO[bytes]]:
+    """A binary file that appears under `path` only when the block ends well, and durably.
+
+    Written beside the target, flushed to disk, renamed over it, and the folder flushed too. If the
+    block raises, nothing is left behind and an older file stays as it was.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        _sync_folder(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def atomic_write(path: Path, content: bytes) -> None:
+    """Write `content` to `path`, whole or not at all."""
+    with atomic_file(path) as file:
+        file.write(content)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
