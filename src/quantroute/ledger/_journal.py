@@ -11,7 +11,7 @@ when another process has written since ours, and then the cached working set is 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, assert_never
 
@@ -95,6 +95,8 @@ class Books:
 
     state: LedgerState = field(default_factory=lambda: LedgerState(accounts={}))
     published: dict[Account, AccountState] = field(default_factory=dict)
+    on_change: Callable[[], None] | None = None
+    """Called on the writer thread after each transaction that changed an account."""
     _dirty: set[Account] = field(default_factory=set)
     _data_version: int | None = None
 
@@ -108,6 +110,7 @@ class Books:
         """
         account, endpoint = self._load(connection, record)
         self.state.check(record)
+        record = self.state.flagged(record)
         if also is not None:
             also(connection)  # before memory changes: if it raises, the savepoint undoes it all
         connection.execute(_INSERT_RECORD, _encode(record, account, endpoint))
@@ -123,6 +126,7 @@ class Books:
         if version != self._data_version:  # another process wrote: the cache may be wrong
             self.state.accounts.clear()
             self.state.entries.clear()
+            self.published.update(read_accounts(connection))
             self._data_version = version
 
     def before_commit(self, connection: sqlite3.Connection) -> None:
@@ -133,8 +137,12 @@ class Books:
             connection.execute(_SAVE_ACCOUNT, (path, cap, *sums))
 
     def on_commit(self) -> None:
+        if not self._dirty:
+            return
         self.published.update({path: replace(self.state.accounts[path]) for path in self._dirty})
         self._dirty.clear()
+        if self.on_change is not None:
+            self.on_change()
 
     # -- loading and saving -----------------------------------------------------------------------
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 import sqlite3
+import warnings
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -38,7 +40,6 @@ from quantroute.ledger._records import (
     Reserved,
     Voided,
     check_account,
-    lineage,
 )
 from quantroute.ledger._state import AccountState, LedgerState, OpenEntry
 from quantroute.ledger._statement import Balance, StatementLine, balance_of, read_statement
@@ -51,6 +52,7 @@ log = structlog.get_logger("quantroute.ledger")
 
 #: How often a waiting reservation looks for room that another process may have made.
 _POLL_S: Final = 0.5
+_YOUNG_FILE_S: Final = 60.0
 
 
 @dataclass(slots=True)
@@ -59,6 +61,14 @@ class _Line:
 
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     room_made: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    """A reservation that does not fit; final if nothing under way can make room for it."""
+
+    shortage: BudgetExceeded
+    is_final: bool
 
 
 class BudgetLedger:
@@ -108,10 +118,18 @@ class BudgetLedger:
     def __repr__(self) -> str:
         return f"BudgetLedger({self._path!r})"
 
+    def __del__(self) -> None:
+        if getattr(self, "_owner", ""):
+            warnings.warn(
+                f"unclosed {self!r}; use `async with`", ResourceWarning, stacklevel=2, source=self
+            )
+
     # -- opening and closing ----------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
-        self._books = Books()
+        if self._owner:
+            raise ConfigurationError("this ledger is open already; make a second one")
+        self._books = Books(on_change=_waker(self._make_room))
         self.store = SqliteStore(self._path, SCHEMA, participants=[self._books])
         self.store.open()
         self._owner = secrets.token_hex(6)
@@ -122,6 +140,7 @@ class BudgetLedger:
                 self._owner_lock = FileLock(self._owner_file(self._owner)).acquire()
             await self.store.submit(self._settle_in)
         except BaseException:
+            self._owner = ""
             await self._shut()
             raise
         return self
@@ -163,6 +182,7 @@ class BudgetLedger:
                 count = self._hold_all(connection, owner, "process died")
                 self._owner_file(owner).unlink(missing_ok=True)
                 log.warning("reservations of a dead process are held", entries=count)
+        self._sweep_owner_files()
         stored = read_accounts(connection)
         if self._cap is None and ROOT not in stored:
             raise ConfigurationError("a new ledger needs a cap: '5.00' USD, or NO_CAP")
@@ -184,6 +204,15 @@ class BudgetLedger:
             self._books.execute(connection, record)
         return len(entries)
 
+    def _sweep_owner_files(self) -> None:
+        """Remove what killed processes left; not young files, whose owner may be about to lock."""
+        if self._path == MEMORY:
+            return
+        for file in Path(self._path).parent.glob(f"{Path(self._path).name}.owner-*.lock"):
+            is_old = time.time() - file.stat().st_mtime > _YOUNG_FILE_S
+            if is_old and not is_locked(file):
+                file.unlink(missing_ok=True)
+
     def _owner_file(self, owner: str) -> Path:
         return Path(f"{self._path}.owner-{owner}.lock")
 
@@ -202,28 +231,30 @@ class BudgetLedger:
         """Set money aside for one attempt; returns once that is on disk.
 
         With `wait`, a reservation that would fit if others were resolved waits in line: first come,
-        first served among those who wait for the same account. Cancelling it leaves nothing behind.
+        first served among those who wait for the same account, the large before the small behind
+        it. Whoever has not waited yet tries once before standing in line. Held entries are not
+        waited for: only reconciliation resolves them. Cancelling leaves nothing behind.
         Units: pico-dollars.
         Raises:
-            BudgetExceeded: it does not fit now (`wait=False`), or never can.
+            BudgetExceeded: it does not fit now (`wait=False`), or nothing under way can make room.
             JournalError: the record could not be written; nothing must be sent.
         """
         check_account(account)
         make = self._reservation_maker(account, amount_pusd, endpoint, request_id, attempt)
-        try:
-            return await self._try_reserve(make())
-        except BudgetExceeded as shortage:
-            if not wait or not shortage.can_ever_fit:
-                raise
-            line = self._lines[shortage.account]
+        result = await self._try_reserve(make())
+        if not isinstance(result, _Refusal):
+            return result
+        if result.is_final or not wait:
+            raise result.shortage
+        line = self._lines[result.shortage.account]
         async with line.turn:
             while True:
                 line.room_made.clear()
-                try:
-                    return await self._try_reserve(make())
-                except BudgetExceeded as shortage:
-                    if not shortage.can_ever_fit:
-                        raise
+                result = await self._try_reserve(make())
+                if not isinstance(result, _Refusal):
+                    return result
+                if result.is_final:
+                    raise result.shortage
                 await _room_in(line)
 
     def _reservation_maker(
@@ -244,14 +275,24 @@ class BudgetLedger:
 
         return make
 
-    async def _try_reserve(self, record: Reserved) -> EntryId:
-        future = self.store.submit_nowait(lambda c: self._books.execute(c, record))
+    async def _try_reserve(self, record: Reserved) -> EntryId | _Refusal:
         try:
-            await future
+            return await self.store.submit(lambda c: self._reserve_or_refuse(c, record))
         except asyncio.CancelledError:
-            # The record may be written all the same; a void queued behind it undoes it.
-            self.store.submit_nowait(lambda c: self._void_if_open(c, record.entry_id))
+            # The record may be written all the same; a void queued behind it undoes it. A store
+            # that takes no more work is closed or broken: then the next opening holds the entry.
+            with contextlib.suppress(JournalError):
+                self.store.submit_nowait(lambda c: self._void_if_open(c, record.entry_id))
             raise
+
+    def _reserve_or_refuse(
+        self, connection: sqlite3.Connection, record: Reserved
+    ) -> EntryId | _Refusal:
+        try:
+            self._books.execute(connection, record)
+        except BudgetExceeded as shortage:
+            may_wait = self._books.state.may_admit_later(record.account, record.amount_pusd)
+            return _Refusal(shortage.with_traceback(None), not may_wait)
         return record.entry_id
 
     def _void_if_open(self, connection: sqlite3.Connection, entry_id: EntryId) -> None:
@@ -284,12 +325,10 @@ class BudgetLedger:
             EntryStateError: the entry is resolved already, or was never reserved.
         """
         await self._write(Posted(entry_id=entry_id, charge=charge, at_s=self._clock.time_s()), also)
-        self._make_room()
 
     async def void(self, entry_id: EntryId, *, reason: str, also: Work[None] | None = None) -> None:
         """The attempt provably cost nothing; its reservation is free again."""
         await self._write(Voided(entry_id=entry_id, reason=reason, at_s=self._clock.time_s()), also)
-        self._make_room()
 
     async def hold(
         self,
@@ -314,7 +353,6 @@ class BudgetLedger:
             account=check_account(account), cap=cap_pusd(cap), at_s=self._clock.time_s()
         )
         await self._write(record, None)
-        self._make_room()
 
     async def note(self, key: str, value: str) -> None:
         """Keep a small fact in the journal; the last value per key is in `notes`."""
@@ -354,6 +392,17 @@ class BudgetLedger:
             raise JournalError(path=self._path, problem=problem)
 
 
+def _waker(wake: Callable[[], None]) -> Callable[[], None]:
+    """`wake` on the running loop, to be called from any thread. A closed loop has no waiters."""
+    loop = asyncio.get_running_loop()
+
+    def call() -> None:
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(wake)
+
+    return call
+
+
 async def _room_in(line: _Line) -> None:
     try:
         async with asyncio.timeout(_POLL_S):
@@ -364,14 +413,13 @@ async def _room_in(line: _Line) -> None:
 
 def _difference(connection: sqlite3.Connection) -> str | None:
     state = LedgerState(accounts={}, resolved={})
-    for number, record in enumerate(read_records(connection), start=1):
-        try:
-            if isinstance(record, Reserved):
-                for path in lineage(record.account):
-                    state.account(path)
+    number = 0
+    try:
+        for record in read_records(connection):
             state.replay(record)
-        except (BudgetExceeded, EntryStateError, ValueError) as error:
-            return f"journal record {number}: {error}"
+            number += 1
+    except (BudgetExceeded, EntryStateError, ValueError, TypeError) as error:
+        return f"journal record {number + 1}: {error}"
     kept: dict[str, Any] = {
         "accounts": read_accounts(connection),
         "open entries": {entry.entry_id: entry for entry in read_open_entries(connection)},

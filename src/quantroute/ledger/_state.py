@@ -27,14 +27,14 @@ outside, and a ledger that clips it lies.
 
 What remains ugly. A cap may be lowered below what is already spent: then nothing is admitted until
 it is raised again, and the inequality above does not hold meanwhile. And an entry's final status is
-only remembered where the caller keeps `resolved` (tests do, the SQLite ledger asks its journal), so
-that memory does not grow with the number of rows.
+only remembered where the caller keeps `resolved` (replay and tests do); the SQLite ledger forgets
+it, so that memory does not grow with the number of rows, and calls such an entry "not open".
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import assert_never
+from dataclasses import dataclass, field, replace
+from typing import Final, assert_never
 
 from quantroute.errors import BudgetExceeded, EntryStateError
 from quantroute.ledger._records import (
@@ -56,7 +56,13 @@ from quantroute.ledger._records import (
 )
 from quantroute.money import MAX_AMOUNT_PUSD, NO_CAP, Cap
 
-__all__ = ["AccountState", "LedgerState", "OpenEntry"]
+__all__ = ["MAX_TOKENS", "OVERRUN", "AccountState", "LedgerState", "OpenEntry"]
+
+OVERRUN: Final = "overrun"
+"""Flag of a charge above its reservation."""
+
+MAX_TOKENS: Final = 2**40
+"""Most tokens one answer may claim, so that no sum of a journal column overflows."""
 
 
 @dataclass(slots=True)
@@ -78,9 +84,22 @@ class AccountState:
     cached_tokens: int = 0
     cache_write_tokens: int = 0
 
+    @property
+    def limit_pusd(self) -> int:
+        """The cap as a number; without one, what a journal column can hold."""
+        return MAX_AMOUNT_PUSD if self.cap is NO_CAP else self.cap
+
     def admits(self, amount_pusd: int) -> bool:
         """Whether a reservation of `amount_pusd` fits under the cap."""
-        return self.cap is NO_CAP or self.posted_pusd + self.pending_pusd + amount_pusd <= self.cap
+        return self.posted_pusd + self.pending_pusd + amount_pusd <= self.limit_pusd
+
+    def may_admit_later(self, amount_pusd: int) -> bool:
+        """Whether it would fit once everything under way were resolved free of charge.
+
+        What is held is not under way: it stays until somebody reconciles, and those who do that
+        want nothing in flight. To wait for it would be to wait for ever.
+        """
+        return self.posted_pusd + self.held_pusd + amount_pusd <= self.limit_pusd
 
 
 @dataclass(slots=True, kw_only=True)
@@ -116,6 +135,26 @@ class LedgerState:
             state = self.accounts[path] = AccountState()
         return state
 
+    def may_admit_later(self, account: Account, amount_pusd: int) -> bool:
+        """Whether waiting for what is under way can make room in `account` and all above it."""
+        return all(
+            self.accounts[path].may_admit_later(amount_pusd)
+            for path in lineage(account)
+            if path in self.accounts
+        )
+
+    def flagged(self, record: Record) -> Record:
+        """`record` with the flags that only the ledger can know: a charge above its reservation.
+
+        For a record that passed `check`.
+        """
+        if not isinstance(record, Posted) or OVERRUN in record.charge.flags:
+            return record
+        if record.charge.amount_pusd <= self.entries[record.entry_id].reserved_pusd:
+            return record
+        charge = replace(record.charge, flags=(*record.charge.flags, OVERRUN))
+        return replace(record, charge=charge)
+
     # -- deciding ---------------------------------------------------------------------------------
 
     def check(self, record: Record) -> None:
@@ -132,8 +171,7 @@ class LedgerState:
             case Reserved():
                 self._check_reservation(record)
             case Posted():
-                _check_amount(record.charge.amount_pusd)
-                self._open(record.entry_id, "post")
+                self._check_charge(record)
             case Voided():
                 self._open(record.entry_id, "void")
             case Identified():
@@ -166,6 +204,15 @@ class LedgerState:
                 key=lambda error: (error.can_ever_fit, error.available_pusd),
             )
 
+    def _check_charge(self, record: Posted) -> None:
+        amount_pusd, usage = record.charge.amount_pusd, record.charge.usage
+        _check_amount(amount_pusd)
+        entry = self._open(record.entry_id, "post")
+        if usage is not None and max(usage.input_tokens, usage.output_tokens) > MAX_TOKENS:
+            raise ValueError(f"a usage of more than {MAX_TOKENS} tokens cannot be true")
+        for path in lineage(entry.account):
+            _check_amount(self.accounts[path].posted_pusd + amount_pusd)
+
     def _open(self, entry_id: EntryId, transition: str) -> OpenEntry:
         entry = self.entries.get(entry_id)
         if entry is None:
@@ -180,6 +227,8 @@ class LedgerState:
         """Take `record` into account. `check` must have passed."""
         match record:
             case CapSet():
+                for path in lineage(record.account):
+                    self.account(path)
                 self.account(record.account).cap = record.cap
             case Reserved():
                 self._reserve(record)
@@ -268,11 +317,10 @@ def _check_amount(amount_pusd: int) -> None:
 
 
 def _exceeded(path: Account, state: AccountState, amount_pusd: int) -> BudgetExceeded:
-    assert state.cap is not NO_CAP
     return BudgetExceeded(
         account=path or "the whole ledger",
         requested_pusd=amount_pusd,
-        cap_pusd=state.cap,
+        cap_pusd=state.limit_pusd,
         posted_pusd=state.posted_pusd,
         pending_pusd=state.pending_pusd,
     )
