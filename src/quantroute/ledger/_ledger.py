@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import secrets
 import sqlite3
+import time
 import warnings
 from collections import defaultdict
 from collections.abc import Callable
