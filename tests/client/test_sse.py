@@ -41,7 +41,7 @@ EXPECTED = [
 ]
 
 
-@pytest.mark.parametrize(("stream", "expected"), zip(STREAMS, EXPECTED, strict=True))
+@pytest.mark.parametrize(("stream", "expected"), list(zip(STREAMS, EXPECTED, strict=True)))
 def test_events_of_known_streams(stream: bytes, expected: list[bytes]) -> None:
     assert whole(stream) == expected
 

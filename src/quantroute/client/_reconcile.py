@@ -48,7 +48,11 @@ _LONGEST_PAUSE_S: Final = 8.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyUsage:
-    """What `/key` says, in USD; `limit_usd` is None when the key has no limit of its own."""
+    """What `/key` says, in USD; `limit_usd` is None when the key has no limit of its own.
+
+    `usage_usd` is all that was spent through the key: credits, and the providers' own bills where
+    the user brought a provider key (`byok_usage`), as ledger charges count them too.
+    """
 
     usage_usd: Decimal
     limit_usd: Decimal | None
@@ -103,7 +107,7 @@ class Reconciler:
         if wire is None or usage_usd is None:
             return None
         return KeyUsage(
-            usage_usd=usage_usd,
+            usage_usd=usage_usd + (parse_reported_usd(wire.byok_usage) or Decimal(0)),
             limit_usd=parse_reported_usd(wire.limit),
             remaining_usd=parse_reported_usd(wire.limit_remaining),
         )

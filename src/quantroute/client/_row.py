@@ -13,7 +13,8 @@ from __future__ import annotations
 import asyncio
 import copy
 import random
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
@@ -38,6 +39,7 @@ from quantroute.client._retry import Retry, RetryPolicy, next_step
 from quantroute.client._settlement import Hold, Post, Settlement, Void, settle
 from quantroute.client._transport import Exchange, Transport
 from quantroute.clock import Clock
+from quantroute.domain import EndpointKey
 from quantroute.errors import (
     AccountError,
     BudgetExceeded,
@@ -158,6 +160,7 @@ class RowRun:
     _errors: int = field(default=0, init=False)
     _paid_errors: int = field(default=0, init=False)
     _limited_since_s: float | None = field(default=None, init=False)
+    _faults_at: Counter[EndpointKey] = field(default_factory=Counter, init=False)
 
     async def run(self) -> Completion:
         """The completion; whatever must stop a whole run is raised."""
@@ -166,7 +169,7 @@ class RowRun:
             engine.check_admission()
             try:
                 offers = await engine.catalogue.offers(self.request.model, self.request.sampling)
-                candidates = engine.catalogue.candidates(offers, self.request)
+                candidates = self._in_turn(engine.catalogue.candidates(offers, self.request))
             except TooLong as error:
                 return self._refused(413, str(error))
             result = await self._attempt(candidates, offers)
@@ -177,15 +180,22 @@ class RowRun:
             if final is not None:
                 return final
 
+    def _in_turn(self, candidates: Sequence[Candidate]) -> Sequence[Candidate]:
+        """The same order, but endpoints that failed this row come after those that did not."""
+        if not self._faults_at:
+            return candidates
+        return sorted(candidates, key=lambda item: self._faults_at[item.endpoint.key])
+
     # -- one attempt ------------------------------------------------------------------------------
 
     async def _attempt(
         self, candidates: Sequence[Candidate], offers: Offers
     ) -> Answered | Classified:
+        headers = self.engine.key.headers()  # read now; if it is missing, nothing is reserved
         lease, entry_id = await self._admit(candidates)
         self._attempts += 1
         try:
-            exchange = await self._send(lease.candidate, entry_id, offers.policy)
+            exchange = await self._send(lease.candidate, entry_id, offers.policy, headers)
         except TransportError as error:
             return await self._lost(lease, entry_id, error)
         except BaseException:
@@ -248,7 +258,11 @@ class RowRun:
         )
 
     async def _send(
-        self, candidate: Candidate, entry_id: EntryId, policy: ExclusionPolicy
+        self,
+        candidate: Candidate,
+        entry_id: EntryId,
+        policy: ExclusionPolicy,
+        headers: Mapping[str, str],
     ) -> Exchange:
         engine = self.engine
         body = encode_body(
@@ -259,7 +273,7 @@ class RowRun:
         return await engine.transport.post(
             "/chat/completions",
             body,
-            headers=engine.key.headers(),
+            headers=headers,
             is_streamed=self.request.is_streamed,
             on_id=lambda generation_id: engine.ledger.identify(entry_id, generation_id),
         )
@@ -280,6 +294,8 @@ class RowRun:
     def _release(self, lease: Lease, outcome: Classified, *, is_mismatch: bool = False) -> None:
         # An endpoint that is served by somebody else is as useless as one that is down.
         feedback = Feedback.FAULT if is_mismatch else outcome.feedback
+        if feedback is Feedback.FAULT:
+            self._faults_at[lease.candidate.endpoint.key] += 1
         problem = "answers came from another provider" if is_mismatch else outcome.problem
         opened = self.engine.dispatcher.release(
             lease, feedback, retry_after_s=outcome.retry_after_s, problem=problem

@@ -191,6 +191,7 @@ class WireKey(_Wire):
     """`data` of /key. The label is not read: it shows parts of the key."""
 
     usage: Any = None
+    byok_usage: Any = None
     limit: Any = None
     limit_remaining: Any = None
     label: Annotated[None, BeforeValidator(lambda _: None)] = Field(default=None, exclude=True)

@@ -1,0 +1,111 @@
+"""A policy applied to one listing: verdicts, the `provider` object, and how they print."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from decimal import Decimal
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from quantroute.domain import Endpoint
+from quantroute.errors import NoEligibleEndpoint
+from quantroute.money import usd_per_million
+from quantroute.policy._preferences import delegated_preferences
+from quantroute.policy._twins import is_unwanted
+from quantroute.policy._verdict import Verdict
+
+if TYPE_CHECKING:
+    from quantroute.policy._policy import ExclusionPolicy
+
+__all__ = ["BoundPolicy"]
+
+_HEADINGS = ("", "endpoint", "provider", "precision", "$/M in", "$/M out", "reasons")
+_DECIDED_BY = {"evidence": " (evidence)", "user": " (your choice)"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoundPolicy:
+    """One verdict per listed endpoint, in the order of the list.
+
+    `ignore` is the deny list in the service's spelling. `unmatched` names list entries that mean no
+    endpoint of this listing ("exclude: Fireworks").
+    """
+
+    policy: ExclusionPolicy
+    verdicts: tuple[Verdict, ...]
+    at: datetime
+    ignore: tuple[str, ...] = ()
+    unmatched: tuple[str, ...] = ()
+
+    @property
+    def eligible(self) -> tuple[Endpoint, ...]:
+        """The endpoints that may serve."""
+        return tuple(verdict.endpoint for verdict in self.verdicts if verdict.eligible)
+
+    def reasons(self) -> list[str]:
+        """One line per excluded endpoint."""
+        return [str(verdict) for verdict in self.verdicts if not verdict.eligible]
+
+    def preferences(self) -> dict[str, Any]:
+        """OpenRouter's `provider` object for delegated routing among the eligible endpoints.
+
+        A tag that an unwanted endpoint shares is left out: the service could choose that one.
+        Raises:
+            NoEligibleEndpoint: nothing is left; an empty `only` would mean no restriction.
+        """
+        unwanted = {verdict.endpoint.tag for verdict in self.verdicts if is_unwanted(verdict)}
+        endpoints = [endpoint for endpoint in self.eligible if endpoint.tag not in unwanted]
+        if not endpoints:
+            model = self.verdicts[0].endpoint.model if self.verdicts else "this model"
+            raise NoEligibleEndpoint(model=model, reasons=self.reasons())
+        return delegated_preferences(endpoints, self.policy, ignore=self.ignore)
+
+    def __str__(self) -> str:
+        rows = [_HEADINGS, *map(_cells, self._sorted())]
+        widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADINGS))]
+        return "\n".join(
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+            for row in rows
+        )
+
+    def _repr_html_(self) -> str:
+        """The same table for notebooks; self-contained, every text escaped."""
+        head = "".join(f"<th>{escape(heading)}</th>" for heading in _HEADINGS)
+        body = "".join(map(_html_row, self._sorted()))
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+    def _sorted(self) -> list[Verdict]:
+        return sorted(self.verdicts, key=_by_eligibility_and_price)
+
+
+def _html_row(verdict: Verdict) -> str:
+    dimmed = "" if verdict.eligible else ' style="opacity:0.6"'
+    cells = (f'<td style="text-align:left">{escape(cell)}</td>' for cell in _cells(verdict))
+    return f"<tr{dimmed}>{''.join(cells)}</tr>"
+
+
+def _cells(verdict: Verdict) -> tuple[str, ...]:
+    endpoint, precision = verdict.endpoint, verdict.precision
+    return (
+        "yes" if verdict.eligible else "no",
+        str(endpoint.key),
+        endpoint.provider_name,
+        precision.quantization.value + _DECIDED_BY.get(precision.source, ""),
+        _price(endpoint.pricing.input_usd_per_token),
+        _price(endpoint.pricing.output_usd_per_token),
+        "; ".join(reason.text for reason in verdict.reasons) or "-",
+    )
+
+
+def _by_eligibility_and_price(verdict: Verdict) -> tuple[bool, Decimal, str]:
+    price = verdict.endpoint.pricing.output_usd_per_token
+    return (
+        not verdict.eligible,
+        Decimal("Infinity") if price is None else price,
+        str(verdict.endpoint.key),
+    )
+
+
+def _price(usd_per_token: Decimal | None) -> str:
+    return "?" if usd_per_token is None else f"{usd_per_million(usd_per_token):f}"

@@ -1,0 +1,62 @@
+"""After the answer: did the endpoint that was asked really serve it?"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from quantroute.domain import Endpoint, slugify
+
+__all__ = ["served_by"]
+
+_DATE_SUFFIX: Final = re.compile(r"-(\d{4}|\d{6}|\d{8}|\d{4}-\d{2}-\d{2})$")
+"""How a dated name ends: `moonshotai/kimi-k2.5-0127`."""
+
+
+def served_by(
+    endpoint: Endpoint,
+    *,
+    provider_name: str | None,
+    model: str | None,
+    canonical_slug: str | None = None,
+) -> tuple[str, ...]:
+    """Flags of what does not fit; empty when the answer names the endpoint that was asked.
+
+    The answer tells the company, never the tag: which of a company's endpoints served can only be
+    fixed beforehand, by pinning.
+
+    Args:
+        provider_name: the answer's `provider`, a display name; None if it does not say.
+        model: the answer's `model`, usually a dated name; None is no contradiction.
+        canonical_slug: the model's dated name from the catalogue, if at hand.
+    Returns:
+        Any of "served_unknown" (no provider named), "served_mismatch" (another company) and
+        "model_mismatch" (another model).
+    """
+    flags: list[str] = []
+    if not provider_name:
+        flags.append("served_unknown")
+    elif slugify(provider_name) not in _companies(endpoint):
+        flags.append("served_mismatch")
+    if model and not _is_model(model, endpoint, canonical_slug):
+        flags.append("model_mismatch")
+    return tuple(flags)
+
+
+def _companies(endpoint: Endpoint) -> frozenset[str]:
+    return frozenset({slugify(endpoint.provider_name), slugify(endpoint.provider_slug)})
+
+
+def _is_model(model: str, endpoint: Endpoint, canonical_slug: str | None) -> bool:
+    answered = _base(model)
+    dated = [_base(name) for name in (endpoint.served_name, canonical_slug) if name]
+    asked = _base(endpoint.model)
+    if answered == asked or answered in dated:
+        return True
+    # Only where no dated name is known may a date be stripped: kimi-k2-0905 is not kimi-k2-0711.
+    return not dated and _DATE_SUFFIX.sub("", answered) == asked
+
+
+def _base(model: str) -> str:
+    """Without the variant (`:free`), which answers may or may not repeat."""
+    return model.casefold().partition(":")[0]
