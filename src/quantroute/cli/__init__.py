@@ -1,1 +1,5 @@
-"""Placeholder."""
+"""The `quantroute` command: printing only; every decision is made below."""
+
+from quantroute.cli._app import main
+
+__all__ = ["main"]

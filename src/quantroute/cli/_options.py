@@ -26,7 +26,9 @@ Only = Annotated[
 ]
 Accept = Annotated[
     list[str] | None,
-    typer.Option("--accept", help="A format to accept beside the native one, e.g. fp8; repeatable."),
+    typer.Option(
+        "--accept", help="A format to accept beside the native one, e.g. fp8; repeatable."
+    ),
 ]
 AcceptUnknown = Annotated[
     list[str] | None,

@@ -68,7 +68,8 @@ class Catalogue:
         known = self._offers.get(key)
         if known is not None and known.listing is listing:
             return known
-        offers = await self._judge(listing, key[1])
+        # A name must match something when a run begins; during it, what it named may be gone.
+        offers = await self._judge(listing, key[1], must_match=known is None)
         self._offers[key] = offers
         return offers
 
@@ -118,15 +119,17 @@ class Catalogue:
         except RegistryError:
             return  # the registry has said so; the stale listing stands
 
-    async def _judge(self, listing: EndpointList, required: frozenset[str]) -> Offers:
+    async def _judge(
+        self, listing: EndpointList, required: frozenset[str], *, must_match: bool
+    ) -> Offers:
         providers: Sequence[Provider] = ()
-        if self.policy.only or self.policy.exclude:
+        if self.policy.only or self.policy.exclude or self.policy.accept_unknown:
             providers = tuple((await self.registry.providers()).providers)
         policy = replace(
             self.policy, required_parameters=self.policy.required_parameters | required
         )
         now = datetime.fromtimestamp(self.clock.time_s(), UTC)
-        bound = policy.bind(listing.endpoints, providers=providers, at=now)
+        bound = policy.bind(listing.endpoints, providers=providers, at=now, must_match=must_match)
         quotes = tuple(
             (endpoint, endpoint.pricing.quote())
             for endpoint in bound.eligible

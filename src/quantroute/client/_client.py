@@ -333,11 +333,14 @@ class Client:
         assert self._reconciler is not None
         return await self._reconciler.key_usage()
 
-    async def note_baseline(self) -> None:
-        """Record the key's usage before the ledger's first request, for later reconciliation."""
+    async def note_baseline(self, *, renew: bool = False) -> None:
+        """Record the key's usage before the ledger's first request, for later reconciliation.
+
+        Harmless when repeated. `renew` takes it anew, for a service whose count starts again.
+        """
         self._opened()
         assert self._reconciler is not None
-        await self._reconciler.note_baseline()
+        await self._reconciler.note_baseline(renew=renew)
 
     async def reconcile(
         self, *, quiet_s: float | None = None, charge_bound: bool = False, patience_s: float = 45.0

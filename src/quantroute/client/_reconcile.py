@@ -84,10 +84,13 @@ class Reconciler:
     key: EnvKey
     clock: Clock
 
-    async def note_baseline(self) -> None:
-        """Remember the key's usage before its first request under this ledger, once per key."""
+    async def note_baseline(self, *, renew: bool = False) -> None:
+        """Remember the key's usage before its first request under this ledger, once per key.
+
+        `renew` takes it anew, for an account whose own count has started again.
+        """
         name = self._baseline_name()
-        if name in self.ledger.notes:
+        if name in self.ledger.notes and not renew:
             return
         usage = await self.key_usage()
         if usage is not None:

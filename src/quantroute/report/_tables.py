@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from decimal import Decimal
 
+from rich import box
+from rich.console import Group, RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -16,57 +19,71 @@ from quantroute.policy import BoundPolicy, Verdict
 __all__ = ["balance_line", "ledger_table", "statement_totals", "verdict_table"]
 
 
-def verdict_table(bound: BoundPolicy, *, title: str) -> Table:
-    """One row per endpoint: eligible ones first, each group by output price."""
-    table = Table(title=title, title_justify="left", header_style="bold")
-    table.add_column("")
+def verdict_table(bound: BoundPolicy, *, title: str) -> RenderableType:
+    """Eligible endpoints first, by output price; then why each of the others is left out.
+
+    Reasons stand below the table, not in a column of it: they are sentences, and a narrow terminal
+    would break them into a word a line.
+    """
+    table = Table(title=title, title_justify="left", header_style="bold", box=box.SIMPLE_HEAD)
+    table.add_column("use")
     table.add_column("endpoint", no_wrap=True)
-    table.add_column("provider", no_wrap=True)
     table.add_column("precision", no_wrap=True)
-    table.add_column("$/M in", justify="right")
-    table.add_column("$/M out", justify="right")
-    table.add_column("status", justify="right")
-    table.add_column("reasons", overflow="fold", ratio=1)
+    table.add_column("$/M in", justify="right", no_wrap=True)
+    table.add_column("$/M out", justify="right", no_wrap=True)
+    table.add_column("status", no_wrap=True)
+    left_out = []
     for verdict in sorted(bound.verdicts, key=_by_eligibility_and_price):
         endpoint = verdict.endpoint
-        style = "" if verdict.eligible else "dim"
         table.add_row(
             Text("yes", style="green") if verdict.eligible else Text("no", style="red"),
             str(endpoint.key),
-            endpoint.provider_name,
             _precision(verdict),
             _price(endpoint.pricing.input_usd_per_token),
             _price(endpoint.pricing.output_usd_per_token),
             _status(endpoint),
-            "; ".join(reason.text for reason in verdict.reasons) or "-",
-            style=style,
+            style="" if verdict.eligible else "dim",
         )
-    return table
+        if not verdict.eligible:
+            left_out.append(_why(verdict))
+    if not left_out:
+        return table
+    return Group(table, Text("left out:"), *left_out, Text())
+
+
+def _why(verdict: Verdict) -> Padding:
+    reasons = "; ".join(reason.text for reason in verdict.excluding)
+    line = Text.assemble((str(verdict.endpoint.key), "bold"), ": ", reasons)
+    return Padding(line, (0, 0, 0, 2))
 
 
 def ledger_table(lines: Iterable[StatementLine], *, title: str) -> Table:
     """The statement: tokens and money per account and endpoint, with a total."""
     lines = tuple(lines)
-    table = Table(
-        title=title, title_justify="left", header_style="bold", show_footer=bool(lines)
-    )
     totals = statement_totals(lines)
-    table.add_column("account", footer="total")
+    table = Table(
+        title=title,
+        title_justify="left",
+        header_style="bold",
+        show_footer=bool(lines),
+        box=box.SIMPLE_HEAD,
+    )
+    table.add_column("account", footer="total", overflow="fold")
     table.add_column("endpoint", no_wrap=True)
-    for name in ("attempts", "input", "output", "reasoning", "cached"):
-        table.add_column(name, justify="right", footer=f"{totals[name]:,}")
-    table.add_column("spent", justify="right", footer=format_usd(totals["posted_pusd"], places=6))
-    table.add_column("$/M out", justify="right")
+    for name in ("tries", "input", "output", "reasoning"):
+        table.add_column(name, justify="right", footer=_compact(totals[name]), no_wrap=True)
+    spent = format_usd(totals["posted_pusd"])
+    table.add_column("spent", justify="right", footer=spent, no_wrap=True)
+    table.add_column("$/M out", justify="right", no_wrap=True)
     for line in lines:
         table.add_row(
             line.account or "(root)",
             line.endpoint,
-            f"{line.entries:,}",
-            f"{line.input_tokens:,}",
-            f"{line.output_tokens:,}",
-            f"{line.reasoning_tokens:,}",
-            f"{line.cached_tokens:,}",
-            format_usd(line.posted_pusd, places=6),
+            _compact(line.entries),
+            _compact(line.input_tokens),
+            _compact(line.output_tokens),
+            _compact(line.reasoning_tokens),
+            format_usd(line.posted_pusd),
             _per_million(line.posted_pusd, line.output_tokens),
         )
     return table
@@ -74,11 +91,9 @@ def ledger_table(lines: Iterable[StatementLine], *, title: str) -> Table:
 
 def statement_totals(lines: Iterable[StatementLine]) -> dict[str, int]:
     """Sums over a statement, by the names the ledger table uses."""
-    totals = dict.fromkeys(
-        ("attempts", "input", "output", "reasoning", "cached", "posted_pusd"), 0
-    )
+    totals = dict.fromkeys(("tries", "input", "output", "reasoning", "cached", "posted_pusd"), 0)
     for line in lines:
-        totals["attempts"] += line.entries
+        totals["tries"] += line.entries
         totals["input"] += line.input_tokens
         totals["output"] += line.output_tokens
         totals["reasoning"] += line.reasoning_tokens
@@ -90,10 +105,7 @@ def statement_totals(lines: Iterable[StatementLine]) -> dict[str, int]:
 def balance_line(balance: Balance) -> str:
     """One line: spent, reserved, left."""
     spent = f"spent {format_usd(balance.posted_pusd, places=6)}"
-    if balance.cap is NO_CAP:
-        cap = "no cap"
-    else:
-        cap = f"cap {format_usd(balance.cap, places=6)}"
+    cap = "no cap" if balance.cap is NO_CAP else f"cap {format_usd(balance.cap, places=6)}"
     pending = (
         f", reserved {format_usd(balance.pending_pusd, places=6)}" if balance.pending_pusd else ""
     )
@@ -102,7 +114,11 @@ def balance_line(balance: Balance) -> str:
 
 def _by_eligibility_and_price(verdict: Verdict) -> tuple[bool, Decimal, str]:
     price = verdict.endpoint.pricing.output_usd_per_token
-    return (not verdict.eligible, Decimal("Infinity") if price is None else price, str(verdict.endpoint.key))
+    return (
+        not verdict.eligible,
+        Decimal("Infinity") if price is None else price,
+        str(verdict.endpoint.key),
+    )
 
 
 def _precision(verdict: Verdict) -> str:
@@ -119,6 +135,14 @@ def _status(endpoint: Endpoint) -> str:
     if endpoint.status == 0:
         return "up"
     return f"{'degraded' if endpoint.is_degraded else 'down'} ({endpoint.status})"
+
+
+def _compact(count: int) -> str:
+    """A count for people: exact below ten thousand, then three digits and a unit."""
+    for unit, size in (("G", 10**9), ("M", 10**6), ("k", 10**3)):
+        if count >= 10 * size:
+            return f"{count / size:.1f}{unit}"
+    return f"{count:,}"
 
 
 def _per_million(amount_pusd: int, tokens: int) -> str:

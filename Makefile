@@ -1,0 +1,27 @@
+# `make check` is what a change has to pass; CI runs the same.
+PYTHON ?= .venv/bin/python
+
+.PHONY: check format lint types layers test slow
+
+check: lint types layers test
+
+lint:
+	$(PYTHON) -m ruff format --check .
+	$(PYTHON) -m ruff check .
+
+types:
+	$(PYTHON) -m mypy
+
+# import-linter has no __main__; this is its console script.
+layers:
+	$(PYTHON) -c "import sys; from importlinter.cli import lint_imports_command as run; sys.exit(run())"
+
+test:
+	$(PYTHON) -m pytest
+
+slow:
+	$(PYTHON) -m pytest -m slow
+
+format:
+	$(PYTHON) -m ruff format .
+	$(PYTHON) -m ruff check --fix .

@@ -1,0 +1,136 @@
+"""`quantroute endpoints`: who may serve a model, and why not the others."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from quantroute._http import OPENROUTER_URL
+from quantroute.cli import _options as options
+from quantroute.cli._exit import ExitCode
+from quantroute.cli._service import opened_target
+from quantroute.domain import Pricing
+from quantroute.money import usd_per_million
+from quantroute.policy import BoundPolicy, ExclusionPolicy, Verdict
+from quantroute.registry import EndpointList, ProviderRegistry
+from quantroute.report import verdict_table
+
+
+def endpoints(
+    model: Annotated[str, typer.Argument(help="Model id, e.g. moonshotai/kimi-k2.5.")],
+    exclude: options.Exclude = None,
+    only: options.Only = None,
+    accept: options.Accept = None,
+    accept_unknown: options.AcceptUnknown = None,
+    native: options.Native = None,
+    evidence: options.Evidence = None,
+    max_input_price: options.MaxInputPrice = None,
+    max_output_price: options.MaxOutputPrice = None,
+    snapshot: Annotated[
+        Path | None,
+        typer.Option(help="Read a snapshot or recorded catalogue instead of the network."),
+    ] = None,
+    save_snapshot: Annotated[
+        Path | None, typer.Option(help="Also write what was read to this file, for offline use.")
+    ] = None,
+    simulate: Annotated[
+        bool, typer.Option("--simulate", help="Ask the embedded simulator; no key, no network.")
+    ] = False,
+    base_url: options.BaseUrl = OPENROUTER_URL,
+    ca_file: options.CaFile = None,
+    as_json: options.Json = False,
+) -> None:
+    """Judge every endpoint of MODEL and print the verdicts with their reasons.
+
+    Exit code 5 if no endpoint is eligible.
+    """
+    policy = options.build_policy(
+        exclude=exclude,
+        only=only,
+        accept=accept,
+        accept_unknown=accept_unknown,
+        native=native,
+        evidence=evidence,
+        max_input_price=max_input_price,
+        max_output_price=max_output_price,
+    )
+
+    async def run() -> tuple[EndpointList, BoundPolicy]:
+        if snapshot is not None:
+            return await _judge(ProviderRegistry.from_snapshot(snapshot), model, policy)
+        async with (
+            opened_target(base_url=base_url, ca_file=ca_file, simulate=simulate) as target,
+            ProviderRegistry(service=target.service, key=target.key) as registry,
+        ):
+            judged = await _judge(registry, model, policy)
+            if save_snapshot is not None:
+                await registry.snapshot(save_snapshot, models=[model])
+            return judged
+
+    listing, bound = asyncio.run(run())
+    if as_json:
+        typer.echo(json.dumps(_as_data(listing, bound), indent=2))
+    else:
+        _print(listing, bound)
+    if not bound.eligible:
+        raise typer.Exit(ExitCode.NO_ENDPOINT)
+
+
+async def _judge(
+    registry: ProviderRegistry, model: str, policy: ExclusionPolicy
+) -> tuple[EndpointList, BoundPolicy]:
+    listing = await registry.endpoints(model)
+    providers = (await registry.providers()).providers if policy.only or policy.exclude else ()
+    bound = policy.bind(listing.endpoints, providers=providers, at=datetime.now(UTC))
+    return listing, bound
+
+
+def _print(listing: EndpointList, bound: BoundPolicy) -> None:
+    console = Console()
+    read_at = datetime.fromtimestamp(listing.fetched_at_s, UTC)
+    stale = ", STALE" if listing.is_stale else ""
+    console.print(
+        verdict_table(bound, title=f"{listing.model}, listed {read_at:%Y-%m-%d %H:%M} UTC{stale}")
+    )
+    console.print(f"{len(bound.eligible)} of {len(bound.verdicts)} endpoints are eligible.")
+    for problem in listing.problems:
+        console.print(f"left out: {problem}", style="yellow")
+
+
+def _as_data(listing: EndpointList, bound: BoundPolicy) -> dict[str, Any]:
+    return {
+        "model": listing.model,
+        "fetched_at_s": listing.fetched_at_s,
+        "is_stale": listing.is_stale,
+        "endpoints": [verdict_data(verdict) for verdict in bound.verdicts],
+        "problems": [str(problem) for problem in listing.problems],
+    }
+
+
+def verdict_data(verdict: Verdict) -> dict[str, Any]:
+    """One verdict as plain JSON values; prices are strings, exact."""
+    endpoint = verdict.endpoint
+    return {
+        "endpoint": str(endpoint.key),
+        "provider": endpoint.provider_name,
+        "eligible": verdict.eligible,
+        "reasons": [{"code": item.code, "text": item.text} for item in verdict.reasons],
+        "precision": verdict.precision.as_dict(),
+        "status": endpoint.status,
+        "usd_per_million": _prices(endpoint.pricing),
+        "context_tokens": endpoint.context_tokens,
+        "max_output_tokens": endpoint.max_output_tokens,
+    }
+
+
+def _prices(pricing: Pricing) -> dict[str, str | None]:
+    return {
+        name: None if price is None else f"{usd_per_million(price):f}"
+        for name, price in pricing.prices.items()
+    }

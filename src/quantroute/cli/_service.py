@@ -1,0 +1,65 @@
+"""Which service a command talks to: the real one, another URL, or the embedded simulator."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from quantroute._http import Service
+from quantroute.secrets import EnvKey
+
+if TYPE_CHECKING:
+    from quantroute.simulator import Scenario, Simulator
+
+__all__ = ["Target", "opened_target", "read_scenario"]
+
+_SIMULATOR_KEY: Final = "QUANTROUTE_SIMULATOR_KEY"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A service, the key for it, and the simulator behind it, if it is embedded."""
+
+    service: Service
+    key: EnvKey
+    simulator: Simulator | None = None
+
+
+@contextlib.asynccontextmanager
+async def opened_target(
+    *,
+    base_url: str,
+    ca_file: Path | None,
+    simulate: bool,
+    catalogue: Path | None = None,
+    scenario: Path | None = None,
+    seed: int = 0,
+) -> AsyncIterator[Target]:
+    """The target for the length of a command."""
+    if not simulate:
+        yield Target(service=Service(base_url=base_url, ca_file=ca_file), key=EnvKey())
+        return
+    from quantroute.simulator import Simulator
+
+    async with Simulator(read_scenario(catalogue, scenario), seed=seed) as simulator:
+        os.environ[_SIMULATOR_KEY] = simulator.api_key
+        yield Target(
+            service=Service(base_url=simulator.base_url),
+            key=EnvKey(_SIMULATOR_KEY),
+            simulator=simulator,
+        )
+
+
+def read_scenario(catalogue: Path | None, scenario: Path | None) -> Scenario:
+    """The scenario from a file, a recorded catalogue, or the one that ships with the package."""
+    from quantroute.simulator import Scenario, kimi_mission_scenario, load_scenario
+
+    if scenario is not None:
+        return load_scenario(scenario)
+    if catalogue is not None:
+        return Scenario.from_catalogue(catalogue)
+    return kimi_mission_scenario()

@@ -1,0 +1,37 @@
+"""`quantroute simulate`: the service, on this machine, until Ctrl+C."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from quantroute.cli._service import read_scenario
+
+
+def simulate(
+    catalogue: Annotated[
+        Path | None, typer.Option(help="Serve a recorded catalogue (.json or .json.gz).")
+    ] = None,
+    scenario: Annotated[Path | None, typer.Option(help="Scenario file (TOML).")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
+    port: Annotated[int, typer.Option(help="Port on 127.0.0.1; 0 takes a free one.")] = 0,
+) -> None:
+    """Serve an OpenRouter-compatible service on 127.0.0.1: rehearse a run before spending money.
+
+    Prints the base URL and the key it accepts; point any client there with `--base-url`.
+    """
+    from quantroute.simulator import DEFAULT_API_KEY, serve
+
+    chosen = read_scenario(catalogue, scenario)
+
+    def ready(base_url: str) -> None:
+        typer.echo(f"serving {chosen.name!r} at {base_url}")
+        typer.echo(f"export OPENROUTER_API_KEY={DEFAULT_API_KEY}  # works here only")
+        typer.echo(f"bill:  {base_url.removesuffix('/api/v1')}/__sim/bill", err=True)
+
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(serve(chosen, seed=seed, port=port, on_ready=ready))
