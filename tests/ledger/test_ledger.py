@@ -268,6 +268,7 @@ WORKER = textwrap.dedent(
         spent = 0
         async with BudgetLedger.open(path) as ledger:
             print("open", flush=True)
+            sys.stdin.readline()  # both start together
             async def row():
                 nonlocal spent
                 while True:
@@ -288,16 +289,26 @@ WORKER = textwrap.dedent(
 
 def start_worker(path: Path, seed: int) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", WORKER, str(path), str(seed)], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", WORKER, str(path), str(seed)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
 
 
 async def test_two_processes_share_one_cap(tmp_path: Path) -> None:
-    path, cap = tmp_path / "l.sqlite", 600_000
-    async with BudgetLedger.open(path, cap="0.0000006"):
+    path, cap = tmp_path / "l.sqlite", 4_000_000
+    async with BudgetLedger.open(path, cap="0.000004"):
         pass
     workers = [start_worker(path, seed) for seed in (1, 2)]
-    spent = [int(worker.communicate(timeout=50)[0].split()[1]) for worker in workers]
+    for worker in workers:
+        assert worker.stdout is not None
+        assert worker.stdout.readline() == "open\n"
+    for worker in workers:
+        assert worker.stdin is not None
+        worker.stdin.write("go\n")
+        worker.stdin.flush()
+    spent = [int(worker.communicate(timeout=50)[0]) for worker in workers]
     async with BudgetLedger.open(path) as ledger:
         balance = ledger.balance()
         assert balance.posted_pusd == sum(spent)
@@ -314,7 +325,9 @@ async def test_kill_9_at_random_moments_keeps_every_reservation_counted(tmp_path
     for seed in range(4):
         worker = start_worker(path, seed)
         assert worker.stdout is not None
+        assert worker.stdin is not None
         worker.stdout.readline()
+        worker.stdin.close()
         await asyncio.sleep(0.05 + 0.2 * rng.random())
         worker.send_signal(signal.SIGKILL)
         worker.wait()

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import glob
 import secrets
 import sqlite3
 import time
 import warnings
+import weakref
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -209,10 +211,12 @@ class BudgetLedger:
         """Remove what killed processes left; not young files, whose owner may be about to lock."""
         if self._path == MEMORY:
             return
-        for file in Path(self._path).parent.glob(f"{Path(self._path).name}.owner-*.lock"):
-            is_old = time.time() - file.stat().st_mtime > _YOUNG_FILE_S
-            if is_old and not is_locked(file):
-                file.unlink(missing_ok=True)
+        path = Path(self._path)
+        for file in path.parent.glob(f"{glob.escape(path.name)}.owner-*.lock"):
+            with contextlib.suppress(FileNotFoundError):  # its owner may be closing just now
+                is_old = time.time() - file.stat().st_mtime > _YOUNG_FILE_S
+                if is_old and not is_locked(file):
+                    file.unlink()
 
     def _owner_file(self, owner: str) -> Path:
         return Path(f"{self._path}.owner-{owner}.lock")
@@ -394,12 +398,17 @@ class BudgetLedger:
 
 
 def _waker(wake: Callable[[], None]) -> Callable[[], None]:
-    """`wake` on the running loop, to be called from any thread. A closed loop has no waiters."""
-    loop = asyncio.get_running_loop()
+    """The method `wake` on the running loop, from any thread. A closed loop has no waiters.
+
+    Held weakly: the writer thread must not keep alive a ledger that was dropped without closing.
+    """
+    loop, method = asyncio.get_running_loop(), weakref.WeakMethod(wake)
 
     def call() -> None:
-        with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(wake)
+        alive = method()
+        if alive is not None:
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(alive)
 
     return call
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import sqlite3
 from dataclasses import dataclass, fields
+from typing import Final
 
-from quantroute.ledger._records import Account
-from quantroute.ledger._state import AccountState
+from quantroute.domain import TokenUsage
+from quantroute.ledger._records import Account, Basis
+from quantroute.ledger._state import OVERRUN, AccountState
 from quantroute.money import NO_CAP, Cap
 
 __all__ = ["Balance", "StatementLine", "balance_of", "read_statement"]
@@ -46,20 +48,32 @@ class Balance:
 class StatementLine:
     """Resolved attempts of one account (itself, not those below) at one endpoint.
 
-    `estimated_pusd` is the part of `posted_pusd` that rests on listed prices or on the bound.
+    `entries` are the attempts, `voided` of which cost nothing; `overruns` were charged above their
+    reservation. `posted_pusd` is the sum of the five amounts by basis (see `Basis`).
+    Units: pico-dollars, tokens.
     """
 
     account: Account
     endpoint: str
     entries: int
     voided: int
+    overruns: int
     input_tokens: int
     output_tokens: int
     reasoning_tokens: int
     cached_tokens: int
     cache_write_tokens: int
     posted_pusd: int
-    estimated_pusd: int
+    reported_pusd: int
+    record_pusd: int
+    key_usage_pusd: int
+    priced_pusd: int
+    bound_pusd: int
+
+    @property
+    def estimated_pusd(self) -> int:
+        """The part that rests on listed prices or on the bound, not on the service's word."""
+        return self.priced_pusd + self.bound_pusd
 
 
 def balance_of(account: Account, state: AccountState) -> Balance:
@@ -69,44 +83,36 @@ def balance_of(account: Account, state: AccountState) -> Balance:
     )
 
 
+_SUMS: Final = ", ".join(
+    (
+        "sum(kind = 'voided')",
+        f"coalesce(sum(instr(' ' || flags || ' ', ' {OVERRUN} ') > 0), 0)",
+        *(
+            f"coalesce(sum({item.name}) FILTER (WHERE kind = 'posted'), 0)"
+            for item in fields(TokenUsage)
+        ),
+        "coalesce(sum(amount_pusd) FILTER (WHERE kind = 'posted'), 0)",
+        *(
+            f"coalesce(sum(amount_pusd) FILTER (WHERE basis = '{basis.value}'), 0)"
+            for basis in (
+                Basis.REPORTED,
+                Basis.RECORD,
+                Basis.KEY_USAGE,
+                Basis.PRICED,
+                Basis.BOUND,
+            )
+        ),
+    )
+)
+"""The sums of a line in the order of its fields, from `voided` on; every name here is our own."""
+
+
 def read_statement(connection: sqlite3.Connection) -> tuple[StatementLine, ...]:
     """One line per account and endpoint, summed over the journal."""
     rows = connection.execute(
-        """
-        SELECT account, endpoint, count(*), sum(kind = 'voided'),
-               total(input_tokens), total(output_tokens), total(reasoning_tokens),
-               total(cached_tokens), total(cache_write_tokens),
-               coalesce(sum(amount_pusd) FILTER (WHERE kind = 'posted'), 0),
-               coalesce(sum(amount_pusd) FILTER (WHERE basis IN ('priced', 'bound')), 0)
-        FROM journal WHERE kind IN ('posted', 'voided')
-        GROUP BY account, endpoint ORDER BY account, endpoint
-        """
+        f"SELECT account, endpoint, count(*), {_SUMS} FROM journal "  # noqa: S608 - our own names
+        "WHERE kind IN ('posted', 'voided') "
+        "GROUP BY account, endpoint ORDER BY account, endpoint"
     )
-    return tuple(
-        StatementLine(
-            account=Account(account),
-            endpoint=endpoint,
-            entries=entries,
-            voided=voided,
-            input_tokens=int(input_tokens),
-            output_tokens=int(output_tokens),
-            reasoning_tokens=int(reasoning_tokens),
-            cached_tokens=int(cached_tokens),
-            cache_write_tokens=int(cache_write_tokens),
-            posted_pusd=posted,
-            estimated_pusd=estimated,
-        )
-        for (
-            account,
-            endpoint,
-            entries,
-            voided,
-            input_tokens,
-            output_tokens,
-            reasoning_tokens,
-            cached_tokens,
-            cache_write_tokens,
-            posted,
-            estimated,
-        ) in rows
-    )
+    names = [item.name for item in fields(StatementLine)]
+    return tuple(StatementLine(**dict(zip(names, row, strict=True))) for row in rows)

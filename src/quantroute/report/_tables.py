@@ -61,23 +61,27 @@ def ledger_table(lines: Iterable[StatementLine], *, title: str) -> Table:
     """The statement: tokens and money per account and endpoint, with a total."""
     lines = tuple(lines)
     totals = statement_totals(lines)
+    accounts = {line.account for line in lines}
+    has_one_account = len(accounts) == 1
     table = Table(
-        title=title,
+        title=f"{title}: {min(accounts)}" if has_one_account else title,
         title_justify="left",
         header_style="bold",
         show_footer=bool(lines),
         box=box.SIMPLE_HEAD,
     )
-    table.add_column("account", footer="total", overflow="fold")
-    table.add_column("endpoint", no_wrap=True)
+    if not has_one_account:  # otherwise a column of one repeated word
+        table.add_column("account", overflow="fold", min_width=12)
+    table.add_column("endpoint", footer="total", no_wrap=True)
     for name in ("tries", "input", "output", "reasoning"):
         table.add_column(name, justify="right", footer=_compact(totals[name]), no_wrap=True)
     spent = format_usd(totals["posted_pusd"])
     table.add_column("spent", justify="right", footer=spent, no_wrap=True)
     table.add_column("$/M out", justify="right", no_wrap=True)
     for line in lines:
+        first = () if has_one_account else (line.account or "(root)",)
         table.add_row(
-            line.account or "(root)",
+            *first,
             line.endpoint,
             _compact(line.entries),
             _compact(line.input_tokens),

@@ -32,10 +32,17 @@ class FileLock:
         """Take the lock.
 
         Raises:
-            JournalError: somebody else holds it; the message says who and since when.
+            JournalError: somebody else holds it (the message says who and since when), or the
+                lock file cannot be made.
         """
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise JournalError(
+                path=str(self.path),
+                problem=f"{error.strerror}; make the folder exist and writable, and rerun",
+            ) from error
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

@@ -103,6 +103,8 @@ class SqliteStore:
             self._connection = self._connect()
             self._prepare(self._connection)
             self._reader = self._connection if self.path == MEMORY else self._connect()
+            if self._reader is not self._connection:
+                self._reader.execute("PRAGMA query_only=1").close()
         except (sqlite3.Error, OSError) as error:
             self._disconnect()
             raise self._explained(error) from error
@@ -190,6 +192,7 @@ class SqliteStore:
             if batch:
                 self._commit_batch(batch)
                 self._deliver(batch)
+                batch.clear()  # work holds rows and their owners: not while waiting for more
             if is_last:
                 return
 
@@ -220,7 +223,7 @@ class SqliteStore:
                 for participant in self.participants:
                     participant.on_commit()
                 return
-            except (sqlite3.Error, JournalError) as error:
+            except Exception as error:  # noqa: BLE001 - a dead writer would leave everybody waiting
                 self._failure = self._explained(error)
                 log.error("storage failed", path=self.path, problem=self._failure.problem)
         for job in batch:
@@ -234,18 +237,19 @@ class SqliteStore:
             connection.execute("BEGIN IMMEDIATE")
             try:
                 yield connection
+                connection.execute("COMMIT")
             except BaseException:
+                # A commit that failed may leave the transaction open, and with it the file locked.
                 with contextlib.suppress(sqlite3.Error):
                     connection.execute("ROLLBACK")
                 raise
-            connection.execute("COMMIT")
 
     def _run(self, connection: sqlite3.Connection, job: _Job[Any]) -> None:
         connection.execute("SAVEPOINT job")
         try:
             job.result = job.work(connection)
-        except (sqlite3.OperationalError, sqlite3.DatabaseError) as error:
-            if not isinstance(error, sqlite3.IntegrityError):
+        except sqlite3.Error as error:
+            if not _is_the_works_own(error) or not connection.in_transaction:
                 raise  # a full disk or a damaged file is everybody's problem
             self._undo(connection, job, error)
         except Exception as error:  # noqa: BLE001 - handed to whoever awaits the job
@@ -324,6 +328,12 @@ class SqliteStore:
     def _explained(self, error: Exception) -> JournalError:
         if isinstance(error, JournalError):
             return error
+        if not isinstance(error, sqlite3.Error | OSError):
+            return JournalError(
+                path=self.path,
+                problem=f"{type(error).__name__} while writing: {error}; this is a bug, report it; "
+                "nothing is lost that was acknowledged",
+            )
         text = str(error)
         advice = next(
             (advice for symptom, advice in _ADVICE if symptom in text.lower()),
@@ -352,6 +362,19 @@ def _switch_to_wal(connection: sqlite3.Connection) -> None:
             if "locked" not in str(error) or attempt == 49:
                 raise
             time.sleep(0.02)
+
+
+#: Result codes that blame the statement or its values, not the file: syntax or a missing table (1),
+#: a value too large (18), a constraint (19), a type mismatch (20), a wrong bind index (25).
+#: Source: sqlite.org/rescode.html, read 2026-11.
+_STATEMENT_CODES: Final = frozenset({1, 18, 19, 20, 25})
+
+
+def _is_the_works_own(error: sqlite3.Error) -> bool:
+    code = getattr(error, "sqlite_errorcode", None)
+    if code is None:  # raised by the module itself, which has not touched the file
+        return isinstance(error, sqlite3.ProgrammingError | sqlite3.InterfaceError)
+    return code & 0xFF in _STATEMENT_CODES  # the low byte; the rest details it
 
 
 def _statements(script: str) -> Iterator[str]:
