@@ -24,8 +24,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Final
 
-import structlog
-
+from quantroute._log import get_logger
 from quantroute.client._reply import loads
 from quantroute.client._transport import Transport
 from quantroute.client._wire import WireGeneration, WireKey
@@ -38,7 +37,7 @@ from quantroute.secrets import EnvKey
 
 __all__ = ["KeyUsage", "Reconciliation", "Reconciler"]
 
-log = structlog.get_logger("quantroute.client")
+log = get_logger("quantroute.client")
 
 #: How long a record may take to appear. No official figure exists; some seconds are usual.
 _RECORD_PATIENCE_S: Final = 45.0

@@ -19,8 +19,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
 
-import structlog
-
+from quantroute._log import get_logger
 from quantroute.client._body import encode_body
 from quantroute.client._catalogue import Catalogue, Offers, TooLong
 from quantroute.client._classify import Classified, Kind, classify
@@ -57,7 +56,7 @@ from quantroute.storage import Work
 __all__ = ["Engine", "RowRun"]
 
 T = TypeVar("T")
-log = structlog.get_logger("quantroute.client")
+log = get_logger("quantroute.client")
 
 #: So many rows refused in a row with the same words, without one answer between them, mean that the
 #: account or the configuration is at fault, not the rows.

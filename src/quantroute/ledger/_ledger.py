@@ -17,8 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-import structlog
-
+from quantroute._log import get_logger
 from quantroute.clock import Clock, SystemClock
 from quantroute.errors import BudgetExceeded, ConfigurationError, EntryStateError, JournalError
 from quantroute.ledger._journal import (
@@ -51,7 +50,7 @@ from quantroute.storage import MEMORY, FileLock, SqliteStore, Work, is_locked
 
 __all__ = ["BudgetLedger"]
 
-log = structlog.get_logger("quantroute.ledger")
+log = get_logger("quantroute.ledger")
 
 #: How often a waiting reservation looks for room that another process may have made.
 _POLL_S: Final = 0.5

@@ -10,10 +10,10 @@ from typing import Final
 from urllib.parse import quote
 
 import aiohttp
-import structlog
 from yarl import URL
 
 from quantroute._http import Service, SessionPool
+from quantroute._log import get_logger
 from quantroute.clock import Clock
 from quantroute.errors import KeyRejected, RegistryError
 from quantroute.registry._json import dumps, loads
@@ -22,7 +22,7 @@ from quantroute.secrets import EnvKey, Redactor
 
 __all__ = ["HttpSource"]
 
-_log = structlog.get_logger("quantroute.registry")
+_log = get_logger("quantroute.registry")
 
 _ATTEMPTS: Final = 3
 _BACKOFF_S: Final = 0.5

@@ -11,8 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Generic, Self, TypeVar
 
-import structlog
-
+from quantroute._log import get_logger
 from quantroute.clock import Clock, SystemClock
 from quantroute.domain import Quantization
 from quantroute.errors import ConfigurationError, RegistryError, UnknownName
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ProviderRegistry"]
 
-_log = structlog.get_logger("quantroute.registry")
+_log = get_logger("quantroute.registry")
 
 _DEFAULT_KEY: Final = EnvKey()
 _PARALLEL_READS: Final = 8

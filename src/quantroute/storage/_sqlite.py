@@ -24,8 +24,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Generic, Protocol, Self, TypeVar
 
-import structlog
-
+from quantroute._log import get_logger
 from quantroute.errors import JournalError
 
 __all__ = ["MEMORY", "Participant", "Schema", "SqliteStore", "Work"]
@@ -38,7 +37,7 @@ MEMORY: Final = ":memory:"
 _LARGEST_BATCH: Final = 1_024
 _BUSY_TIMEOUT_S: Final = 60.0
 
-log = structlog.get_logger("quantroute.storage")
+log = get_logger("quantroute.storage")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
