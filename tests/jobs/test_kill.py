@@ -80,7 +80,9 @@ def stored(path: Path) -> tuple[int, int]:
         (money,) = connection.execute(
             "SELECT posted_pusd + pending_pusd FROM accounts WHERE path = ''"
         ).fetchone()
-        has_turns = connection.execute("SELECT 1 FROM sqlite_schema WHERE name = 'generation_turns'")
+        has_turns = connection.execute(
+            "SELECT 1 FROM sqlite_schema WHERE name = 'generation_turns'"
+        )
         if has_turns.fetchone() is None:
             return 0, money
         return connection.execute("SELECT count(*) FROM generation_turns").fetchone()[0], money
