@@ -1,0 +1,177 @@
+"""What a run is: everything that determines its rows, as one value with one hash."""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from quantroute.domain import RowKey, Sampling, canonical_json, row_key
+from quantroute.errors import ConfigurationError
+from quantroute.generation._prompts import DatasetSource, Prompt, dataset_name
+from quantroute.generation._quality import RowClass
+
+__all__ = ["Mode", "RunConfig", "config_difference", "describe_difference", "is_extension"]
+
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_GROWING: Final = ("rollouts", "datasets")
+#: After these there is nothing (or nothing valid) that could stand in a conversation's history.
+_DEAD_ENDS: Final = frozenset(
+    {
+        RowClass.WRONG_PROVIDER,
+        RowClass.ERROR,
+        RowClass.REFUSED,
+        RowClass.EMPTY,
+        RowClass.REASONING_ONLY,
+    }
+)
+
+
+class Mode(enum.Enum):
+    """How the model was asked to think; a row of one mode must not be rendered as another."""
+
+    THINKING = "thinking"
+    INSTANT = "instant"
+    DEFAULT = "default"  # nothing was said: the model's own default
+
+    @classmethod
+    def of(cls, sampling: Sampling) -> Mode:
+        """The mode that these parameters ask for."""
+        if sampling.reasoning is False or sampling.reasoning_effort == "none":
+            return cls.INSTANT
+        if sampling.reasoning or sampling.reasoning_effort is not None:
+            return cls.THINKING
+        return cls.DEFAULT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunConfig:
+    """The settings of one run. Budget, concurrency and prompts' order are not among them.
+
+    Args:
+        name: names the run in its store, and its account in the ledger.
+        model: as the service lists it.
+        max_output_tokens: per answer, reasoning included. There is no default: a hidden limit cuts
+            long answers and leaves thinking models without any.
+        rollouts: answers per prompt, each a row of its own.
+        datasets: names of the datasets, each an account below the run's.
+        policy_class: in a word, the exclusion policy; rows of different policies never meet.
+        replay_reasoning: send the model's earlier reasoning along with its earlier answers. Off, as
+            chat templates drop the reasoning of past turns; some models of the Kimi family refuse
+            tool conversations without it.
+        continue_after: a conversation goes on after answers of these classes; after any other it
+            ends, since its later turns would be paid for and then not exported.
+        is_streamed: how answers travel; not part of what a row is.
+    """
+
+    name: str
+    model: str
+    max_output_tokens: int
+    sampling: Sampling = field(default_factory=Sampling)
+    rollouts: int = 1
+    datasets: tuple[str, ...] = ()
+    policy_class: str = ""
+    replay_reasoning: bool = False
+    continue_after: frozenset[RowClass] = frozenset({RowClass.GOOD})
+    is_streamed: bool = False
+    sources: tuple[DatasetSource, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name):
+            raise ConfigurationError(
+                f"a run's name is made of letters, digits and . _ -, not {self.name!r}"
+            )
+        if not self.model:
+            raise ConfigurationError("a run needs a model")
+        if self.max_output_tokens < 1:
+            raise ConfigurationError(
+                f"max_output_tokens must be at least 1, not {self.max_output_tokens}"
+            )
+        if self.rollouts < 1:
+            raise ConfigurationError(f"rollouts must be at least 1, not {self.rollouts}")
+        if dead_ends := self.continue_after & _DEAD_ENDS:
+            names = ", ".join(sorted(item.value for item in dead_ends))
+            raise ConfigurationError(f"a conversation cannot continue after {names}")
+        for name in self.datasets:
+            if name != dataset_name(name):
+                raise ConfigurationError(f"{name!r} cannot name a dataset")
+
+    @property
+    def mode(self) -> Mode:
+        """How the model is asked to think."""
+        return Mode.of(self.sampling)
+
+    def identity(self) -> dict[str, Any]:
+        """What makes this run this run, as plain JSON values."""
+        return {
+            "model": self.model,
+            "max_output_tokens": self.max_output_tokens,
+            "sampling": self.sampling.parameters(),
+            "rollouts": self.rollouts,
+            "datasets": sorted(self.datasets),
+            "policy_class": self.policy_class,
+            "replay_reasoning": self.replay_reasoning,
+            "continue_after": sorted(item.value for item in self.continue_after),
+        }
+
+    def config_hash(self) -> str:
+        """Hex SHA-256 of the identity: equal for equal settings, whatever the run is called."""
+        return hashlib.sha256(canonical_json(self.identity()).encode()).hexdigest()
+
+    def to_json(self) -> str:
+        """The record kept in the store: name, identity, sources."""
+        record = {
+            "name": self.name,
+            **self.identity(),
+            "sources": [
+                {"name": item.name, "location": item.location, "sha256": item.sha256}
+                for item in self.sources
+            ],
+        }
+        return canonical_json(record)
+
+    def row_key(self, prompt: Prompt, rollout: int) -> RowKey:
+        """The key of one row of this run."""
+        # Replayed reasoning changes what later turns are asked, so it is part of the salt.
+        salt = self.policy_class + ("+replay_reasoning" if self.replay_reasoning else "")
+        return row_key(
+            model=self.model,
+            messages=prompt.messages(),
+            sampling=self.sampling,
+            rollout=rollout,
+            salt=salt,
+        )
+
+
+def config_difference(
+    stored: Mapping[str, Any], wanted: Mapping[str, Any]
+) -> dict[str, tuple[Any, Any]]:
+    """The settings that differ, as name -> (stored, wanted)."""
+    return {
+        name: (stored.get(name), wanted.get(name))
+        for name in wanted
+        if stored.get(name) != wanted.get(name)
+    }
+
+
+def is_extension(difference: Mapping[str, tuple[Any, Any]]) -> bool:
+    """Whether the change can only add rows: more rollouts, more datasets, nothing else."""
+    for name, (stored, wanted) in difference.items():
+        if name not in _GROWING:
+            return False
+        is_larger = wanted >= stored if name == "rollouts" else set(stored or ()) <= set(wanted)
+        if not is_larger:
+            return False
+    return True
+
+
+def describe_difference(difference: Mapping[str, tuple[Any, Any]]) -> str:
+    """One clause per changed setting, for people."""
+    return "; ".join(
+        f"{name} was {json.dumps(stored)} and is {json.dumps(wanted)}"
+        for name, (stored, wanted) in difference.items()
+    )

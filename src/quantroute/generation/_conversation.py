@@ -1,0 +1,186 @@
+"""One row on its way: turn after turn, each on the model's own earlier answers."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Set
+from dataclasses import dataclass, field
+from itertools import takewhile
+from typing import Protocol
+
+from quantroute.client import (
+    Answer,
+    Answered,
+    AnswerSink,
+    ChatRequest,
+    Completion,
+    GaveUp,
+    RowRefused,
+)
+from quantroute.clock import Clock
+from quantroute.domain import Message, canonical_json
+from quantroute.errors import QuantrouteError
+from quantroute.generation._config import RunConfig
+from quantroute.generation._quality import RowClass, classify
+from quantroute.generation._records import RowState, StoredRow, TurnRecord, turn_record
+from quantroute.generation._rows import RowId, RowStore
+from quantroute.ledger import Account, BudgetLedger, EntryId
+from quantroute.storage import Work
+
+__all__ = ["ChatClient", "Conversation", "account_of"]
+
+
+class ChatClient(Protocol):
+    """What a run needs of a client; `quantroute.Client` is one."""
+
+    @property
+    def max_in_flight(self) -> int:
+        """Requests on the wire at once."""
+
+    @property
+    def ledger(self) -> BudgetLedger:
+        """The open ledger that pays; rows go into its store."""
+
+    async def complete(self, request: ChatRequest, *, sink: AnswerSink | None = None) -> Completion:
+        """The whole life of one request; whatever must stop a run is raised."""
+
+    async def slot(self) -> None:
+        """Wait until another request could be sent at once."""
+
+    def stop_admitting(self, reason: QuantrouteError) -> None:
+        """Send nothing new; requests that wait raise `reason`."""
+
+    def admit_again(self) -> None:
+        """Take back `stop_admitting`."""
+
+
+def account_of(config: RunConfig, dataset: str) -> Account:
+    """The account that pays for a dataset of a run."""
+    return Account(f"{config.name}/{dataset}")
+
+
+@dataclass(slots=True, kw_only=True)
+class Conversation:
+    """Gets the missing turns of one row; each is stored with its charge as it arrives.
+
+    Args:
+        done: the stored row, if some turns are in already; the first that is missing is next.
+        redo: classes of answers that are to be had anew, and everything after them.
+        on_answer: told of each answer that came in.
+    """
+
+    client: ChatClient
+    rows: RowStore
+    run_id: int
+    config: RunConfig
+    row: RowId
+    clock: Clock
+    on_answer: Callable[[TurnRecord], None]
+    done: StoredRow | None = None
+    redo: Set[RowClass] = frozenset()
+    _chain: list[TurnRecord] = field(default_factory=list, init=False)
+
+    def __post_init__(self) -> None:
+        if self.done is not None:
+            keep = self.config.continue_after - self.redo
+            self._chain.extend(takewhile(lambda turn: turn.row_class in keep, self.done.turns))
+
+    async def run(self) -> RowState:
+        """The state the row ends in. Whatever must stop the run is raised; turns so far are kept.
+
+        Raises:
+            BudgetExceeded, AccountError, NoEligibleEndpoint, ConfigurationError: see `Client`.
+        """
+        while True:
+            completion = await self._ask(len(self._chain))
+            match completion:
+                case Answered():
+                    if self._state() is RowState.FINISHED:
+                        return RowState.FINISHED
+                case RowRefused(status=status, problem=problem, attempts=attempts):
+                    return await self._failed(RowState.REFUSED, problem, attempts, status=status)
+                case GaveUp(problem=problem, attempts=attempts):
+                    return await self._failed(RowState.GAVE_UP, problem, attempts)
+
+    async def _ask(self, turn: int) -> Completion:
+        messages = self._messages(turn)
+        request = ChatRequest(
+            model=self.config.model,
+            messages=messages,
+            max_output_tokens=self.config.max_output_tokens,
+            sampling=self.config.sampling,
+            account=account_of(self.config, self.row.prompt.dataset),
+            request_id=f"{self.row.key[:12]}/{turn}",
+            is_streamed=self.config.is_streamed,
+        )
+
+        def sink(answer: Answer, entry_id: EntryId) -> Work[None]:
+            return self._keep(answer, entry_id, turn, messages)
+
+        return await self.client.complete(request, sink=sink)
+
+    def _messages(self, turn: int) -> tuple[Message, ...]:
+        """System prompt, then question and own answer in turns, then the question of this turn."""
+        prompt = self.row.prompt
+        messages: list[Message] = []
+        if prompt.system is not None:
+            messages.append({"role": "system", "content": prompt.system})
+        for question, record in zip(prompt.turns, self._chain[:turn], strict=False):
+            messages.append({"role": "user", "content": question})
+            messages.append(self._own_answer(record))
+        messages.append({"role": "user", "content": prompt.turns[turn]})
+        return tuple(messages)
+
+    def _own_answer(self, record: TurnRecord) -> Message:
+        message = {"role": "assistant", "content": record.content}
+        if self.config.replay_reasoning and record.reasoning:
+            message["reasoning"] = record.reasoning
+        return message
+
+    def _keep(
+        self, answer: Answer, entry_id: EntryId, turn: int, messages: tuple[Message, ...]
+    ) -> Work[None]:
+        """Judge the answer, take it into the chain, and give the work that stores it."""
+        prompt = self.row.prompt
+        judgement = classify(
+            answer, sampling=self.config.sampling, asked=(prompt.system or "", *prompt.turns)
+        )
+        record = turn_record(
+            answer,
+            judgement,
+            entry_id=entry_id,
+            turn=turn,
+            messages_sha256=hashlib.sha256(canonical_json(messages).encode()).hexdigest(),
+            sampling=self.config.sampling,
+            max_output_tokens=self.config.max_output_tokens,
+            created_at_s=self.clock.time_s(),
+        )
+        self._chain.append(record)
+        self.on_answer(record)
+        state = self._state()
+        row_class = self._row_class() if state is RowState.FINISHED else None
+        return self.rows.turn_work(self.run_id, self.row, record, state=state, row_class=row_class)
+
+    def _state(self) -> RowState:
+        is_whole = len(self._chain) == len(self.row.prompt.turns)
+        is_over = bool(self._chain) and self._chain[-1].row_class not in self.config.continue_after
+        return RowState.FINISHED if is_whole or is_over else RowState.OPEN
+
+    def _row_class(self) -> RowClass:
+        """A row is as good as the first of its answers that is not good."""
+        classes = (record.row_class for record in self._chain)
+        return next((item for item in classes if item is not RowClass.GOOD), RowClass.GOOD)
+
+    async def _failed(
+        self, state: RowState, problem: str, attempts: int, *, status: int = 0
+    ) -> RowState:
+        await self.rows.note_failure(
+            self.run_id,
+            self.row,
+            state=state,
+            problem=problem,
+            status=status,
+            attempts=attempts,
+            at_s=self.clock.time_s(),
+        )
+        return state

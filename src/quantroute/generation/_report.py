@@ -1,0 +1,170 @@
+"""How a run stands and how it ended, as frozen values."""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from quantroute.errors import (
+    AccountError,
+    BudgetExceeded,
+    CreditsExhausted,
+    KeyRejected,
+    NoEligibleEndpoint,
+    QuantrouteError,
+    RegistryError,
+)
+from quantroute.generation._quality import RowClass
+from quantroute.generation._records import RowState, TurnRecord
+from quantroute.generation._rows import RowCounts
+
+__all__ = [
+    "Interrupted",
+    "Progress",
+    "RunReport",
+    "StopReason",
+    "Tally",
+    "stop_reason",
+    "truncation_rates",
+]
+
+
+class StopReason(enum.Enum):
+    """Why a run ended. Everything but DONE can be resumed by running it again."""
+
+    DONE = "done"
+    CAP_REACHED = "cap reached"
+    OUT_OF_CREDITS = "out of credits"
+    KEY_REJECTED = "key rejected"
+    ACCOUNT = "account trouble"
+    NO_ENDPOINT = "no endpoint"
+    INTERRUPTED = "interrupted"
+
+
+class Interrupted(QuantrouteError):
+    """Somebody asked the run to stop."""
+
+
+def stop_reason(error: QuantrouteError) -> StopReason | None:
+    """The reason an error stands for; None if the error must reach the caller as it is."""
+    match error:
+        case BudgetExceeded():
+            return StopReason.CAP_REACHED
+        case CreditsExhausted():
+            return StopReason.OUT_OF_CREDITS
+        case KeyRejected():
+            return StopReason.KEY_REJECTED
+        case AccountError():
+            return StopReason.ACCOUNT
+        case NoEligibleEndpoint() | RegistryError():
+            return StopReason.NO_ENDPOINT
+        case Interrupted():
+            return StopReason.INTERRUPTED
+        case _:
+            return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """A run in one moment. Rows are counted since this start, `resumed` excepted.
+
+    Attributes: `finished` rows with an end of their own, `resumed` rows that were
+    done before, `duplicates` prompts that occurred before in this run, `live` rows under way,
+    `classes` answers per class.
+    """
+
+    finished: int
+    resumed: int
+    duplicates: int
+    refused: int
+    gave_up: int
+    live: int
+    answers: int
+    output_tokens: int
+    classes: Mapping[RowClass, int]
+    is_stopping: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunReport:
+    """How a run ended.
+
+    `counts` and `spent_pusd` (posted, pico-dollars) are of the whole run, all starts together;
+    the other figures are of this start. `strays` are stored rows that no prompt of this start asked
+    for (the prompt file was changed); None if not all prompts were read. `cut_off` rows were still
+    in flight when the time to drain was over; the ledger holds their charge as unknown.
+    """
+
+    run: str
+    stop_reason: StopReason
+    error: QuantrouteError | None
+    finished: int
+    resumed: int
+    duplicates: int
+    refused: int
+    gave_up: int
+    skipped: int
+    cut_off: int
+    strays: int | None
+    counts: tuple[RowCounts, ...]
+    spent_pusd: int
+    elapsed_s: float
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every prompt has its rows, refused ones aside."""
+        return self.stop_reason is StopReason.DONE and not self.gave_up
+
+    @property
+    def truncation_rates(self) -> Mapping[str, float]:
+        """Share of finished rows that the output limit cut, per dataset: raise it if this grows."""
+        return truncation_rates(self.counts)
+
+
+def truncation_rates(counts: Iterable[RowCounts]) -> dict[str, float]:
+    """Share of finished rows that were cut by the output limit, per dataset."""
+    finished: Counter[str] = Counter()
+    truncated: Counter[str] = Counter()
+    for count in counts:
+        if count.state is RowState.FINISHED:
+            finished[count.dataset] += count.rows
+            if count.row_class is RowClass.TRUNCATED:
+                truncated[count.dataset] += count.rows
+    return {dataset: truncated[dataset] / rows for dataset, rows in finished.items()}
+
+
+@dataclass(slots=True)
+class Tally:
+    """Running counts of one start."""
+
+    ends: Counter[RowState] = field(default_factory=Counter)
+    classes: Counter[RowClass] = field(default_factory=Counter)
+    resumed: int = 0
+    duplicates: int = 0
+    skipped: int = 0
+    cut_off: int = 0
+    answers: int = 0
+    output_tokens: int = 0
+
+    def count_answer(self, record: TurnRecord) -> None:
+        """An answer came in."""
+        self.answers += 1
+        self.classes[record.row_class] += 1
+        self.output_tokens += record.output_tokens or 0
+
+    def progress(self, *, live: int, is_stopping: bool) -> Progress:
+        """A frozen copy."""
+        return Progress(
+            finished=self.ends[RowState.FINISHED],
+            resumed=self.resumed,
+            duplicates=self.duplicates,
+            refused=self.ends[RowState.REFUSED],
+            gave_up=self.ends[RowState.GAVE_UP],
+            live=live,
+            answers=self.answers,
+            output_tokens=self.output_tokens,
+            classes=dict(self.classes),
+            is_stopping=is_stopping,
+        )

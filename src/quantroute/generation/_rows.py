@@ -1,0 +1,375 @@
+"""`RowStore`: rows and runs in the ledger's own file, so that text and money commit together.
+
+All writes are `Work`: they run on the store's writer thread inside its transactions. The answer's
+work is handed to the client, which commits it with the charge.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections import defaultdict
+from collections.abc import AsyncIterator, Iterable, Mapping, Set
+from dataclasses import dataclass
+from typing import Any, Final
+
+from quantroute.domain import RowKey, canonical_json
+from quantroute.errors import ConfigurationError, DatasetError
+from quantroute.generation._config import (
+    RunConfig,
+    config_difference,
+    describe_difference,
+    is_extension,
+)
+from quantroute.generation._prompts import Prompt
+from quantroute.generation._quality import RowClass
+from quantroute.generation._records import RowState, StoredRow, TurnRecord
+from quantroute.generation._schema import (
+    ROW_COLUMNS,
+    TURN_COLUMNS,
+    column_of,
+    create_tables,
+    load_row,
+    load_turn,
+    turn_values,
+)
+from quantroute.storage import SqliteStore, Work
+
+__all__ = ["Resume", "RowCounts", "RowId", "RowStore", "StoredRun"]
+
+_BATCH_ROWS: Final = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredRun:
+    """A run as the store knows it. `config` is the configuration in force, as plain values."""
+
+    run_id: int
+    name: str
+    created_at_s: float
+    config_hash: str
+    config: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowId:
+    """Which row: its key, and the prompt and rollout that the key was made from."""
+
+    key: RowKey
+    prompt: Prompt
+    rollout: int
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Sixteen-byte digests of keys: rows to leave alone, and rows that have some turns already."""
+
+    finished: set[bytes]
+    started: set[bytes]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowCounts:
+    """How many rows of one dataset are in one state and class."""
+
+    dataset: str
+    state: RowState
+    row_class: RowClass | None
+    rows: int
+
+
+class RowStore:
+    """Rows of any number of runs in one file.
+
+    Args:
+        store: an open store; the ledger's (`ledger.store`), so that both share transactions.
+    """
+
+    def __init__(self, store: SqliteStore) -> None:
+        self._store = store
+
+    @property
+    def path(self) -> str:
+        """The file."""
+        return self._store.path
+
+    async def prepare(self) -> None:
+        """Make the tables that are missing; needed before anything else, harmless afterwards."""
+        await self._store.submit(lambda c: create_tables(c, path=self._store.path))
+
+    # -- runs -------------------------------------------------------------------------------------
+
+    async def open_run(
+        self, config: RunConfig, *, at_s: float, redo: Set[RowClass] = frozenset()
+    ) -> StoredRun:
+        """The stored run of that name, made if there is none.
+
+        Raises:
+            ConfigurationError: it was begun with other settings. Allowed are changes that only add
+                rows (more rollouts, more datasets) and, when redoing, another output limit.
+        """
+        return await self._store.submit(lambda c: _open_run(c, config, at_s=at_s, redo=redo))
+
+    async def run(self, name: str) -> StoredRun:
+        """The stored run of that name.
+
+        Raises:
+            DatasetError: there is none; the message names those that exist.
+        """
+        runs = await self.runs()
+        for run in runs:
+            if run.name == name:
+                return run
+        known = ", ".join(run.name for run in runs) or "none"
+        raise DatasetError(path=self.path, problem=f"no run is called {name!r}; known: {known}")
+
+    async def runs(self) -> tuple[StoredRun, ...]:
+        """All runs, oldest first."""
+        return await self._store.aread(_read_runs)
+
+    async def resume(
+        self, run_id: int, *, redo: Set[RowClass] = frozenset(), retry_refused: bool = False
+    ) -> Resume:
+        """What is done already, as a set of keys: never a count, since rows finish out of order."""
+        return await self._store.aread(
+            lambda c: _read_resume(c, run_id, redo=redo, retry_refused=retry_refused)
+        )
+
+    async def counts(self, run_id: int) -> tuple[RowCounts, ...]:
+        """Rows per dataset, state and class."""
+        return await self._store.aread(lambda c: _read_counts(c, run_id))
+
+    # -- rows -------------------------------------------------------------------------------------
+
+    def turn_work(
+        self,
+        run_id: int,
+        row: RowId,
+        record: TurnRecord,
+        *,
+        state: RowState,
+        row_class: RowClass | None,
+    ) -> Work[None]:
+        """Work that appends an answer and sets the row's state; for the settling transaction.
+
+        It never collides and never overwrites: if the turn has an answer already, this one becomes
+        its next revision.
+        """
+        return lambda c: _append_turn(c, run_id, row, record, state=state, row_class=row_class)
+
+    async def note_failure(
+        self,
+        run_id: int,
+        row: RowId,
+        *,
+        state: RowState,
+        problem: str,
+        status: int,
+        attempts: int,
+        at_s: float,
+    ) -> None:
+        """Record that a row was refused or given up; its turns, if any, stay."""
+
+        def work(connection: sqlite3.Connection) -> None:
+            row_id = _ensure_row(connection, run_id, row, at_s)
+            connection.execute(
+                "UPDATE generation_rows SET state = ?, problem = ?, status = ?, attempts = ?, "
+                "changed_at_s = ? WHERE row_id = ?",
+                (state.value, column_of(problem), status, attempts, at_s, row_id),
+            )
+
+        await self._store.submit(work)
+
+    async def find(self, run_id: int, key: RowKey) -> StoredRow | None:
+        """One row with its turns."""
+        where = "run_id = ? AND key = ?"
+        rows = await self._store.aread(lambda c: _read_rows(c, where, (run_id, bytes.fromhex(key))))
+        return rows[0] if rows else None
+
+    async def rows(self, run_id: int) -> AsyncIterator[StoredRow]:
+        """All rows, in the order in which they were begun; a batch at a time in memory."""
+        last = -1
+        while True:
+            where = "run_id = ? AND row_id > ? ORDER BY row_id LIMIT ?"
+            values = (run_id, last, _BATCH_ROWS)
+            batch = await self._store.aread(
+                lambda c, where=where, values=values: _read_rows(c, where, values)  # type: ignore[misc]
+            )
+            for row in batch:
+                yield row
+            if len(batch) < _BATCH_ROWS:
+                return
+            last = batch[-1].row_id
+
+
+def _open_run(
+    connection: sqlite3.Connection, config: RunConfig, *, at_s: float, redo: Set[RowClass]
+) -> StoredRun:
+    stored = next((run for run in _read_runs(connection) if run.name == config.name), None)
+    if stored is None:
+        cursor = connection.execute(
+            "INSERT INTO generation_runs (name, created_at_s) VALUES (?, ?)", (config.name, at_s)
+        )
+        return _set_config(connection, int(cursor.lastrowid or 0), config, at_s)
+    difference = config_difference(stored.config, json.loads(canonical_json(config.identity())))
+    is_redo = bool(redo) and set(difference) <= {"max_output_tokens"}
+    if not is_redo and not is_extension(difference):
+        hint = ""
+        if set(difference) == {"max_output_tokens"}:
+            hint = ", or redo the rows of some classes (truncated ones, say) with the new limit"
+        raise ConfigurationError(
+            f"run {config.name!r} was begun with other settings: "
+            f"{describe_difference(difference)}; use a new run name, or the old settings{hint}"
+        )
+    if json.loads(config.to_json()) == stored.config:
+        return stored
+    return _set_config(connection, stored.run_id, config, at_s)
+
+
+def _set_config(
+    connection: sqlite3.Connection, run_id: int, config: RunConfig, at_s: float
+) -> StoredRun:
+    connection.execute(
+        "INSERT INTO generation_configs (run_id, config_hash, config, since_s) VALUES (?, ?, ?, ?)",
+        (run_id, config.config_hash(), config.to_json(), at_s),
+    )
+    return next(run for run in _read_runs(connection) if run.run_id == run_id)
+
+
+def _read_runs(connection: sqlite3.Connection) -> tuple[StoredRun, ...]:
+    rows = connection.execute(
+        """
+        SELECT run_id, name, created_at_s, config_hash, config
+        FROM generation_runs JOIN generation_configs USING (run_id)
+        WHERE generation_configs.rowid IN
+            (SELECT max(rowid) FROM generation_configs GROUP BY run_id)
+        ORDER BY run_id
+        """
+    )
+    return tuple(
+        StoredRun(
+            run_id=run_id,
+            name=name,
+            created_at_s=created_at_s,
+            config_hash=config_hash,
+            config=json.loads(config),
+        )
+        for run_id, name, created_at_s, config_hash, config in rows
+    )
+
+
+def _read_resume(
+    connection: sqlite3.Connection, run_id: int, *, redo: Set[RowClass], retry_refused: bool
+) -> Resume:
+    again = {item.value for item in redo}
+    resume = Resume(set(), set())
+    for key, state, row_class, turns_done in connection.execute(
+        "SELECT substr(key, 1, 16), state, row_class, turns_done FROM generation_rows "
+        "WHERE run_id = ?",
+        (run_id,),
+    ):
+        is_done = state == RowState.FINISHED.value and row_class not in again
+        if is_done or (state == RowState.REFUSED.value and not retry_refused):
+            resume.finished.add(key)
+        elif turns_done:
+            resume.started.add(key)
+    return resume
+
+
+def _read_counts(connection: sqlite3.Connection, run_id: int) -> tuple[RowCounts, ...]:
+    rows = connection.execute(
+        "SELECT dataset, state, row_class, count(*) FROM generation_rows WHERE run_id = ? "
+        "GROUP BY dataset, state, row_class ORDER BY dataset, state, row_class",
+        (run_id,),
+    )
+    return tuple(
+        RowCounts(
+            dataset=dataset,
+            state=RowState(state),
+            row_class=None if row_class is None else RowClass(row_class),
+            rows=count,
+        )
+        for dataset, state, row_class, count in rows
+    )
+
+
+def _ensure_row(connection: sqlite3.Connection, run_id: int, row: RowId, at_s: float) -> int:
+    prompt = row.prompt
+    connection.execute(
+        """
+        INSERT OR IGNORE INTO generation_rows
+            (run_id, key, dataset, prompt_id, rollout, system, user_turns, metadata,
+             state, turns_done, changed_at_s)
+        VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, 0, ?)
+        """,
+        (
+            run_id,
+            bytes.fromhex(row.key),
+            prompt.dataset,
+            column_of(prompt.id),
+            row.rollout,
+            prompt.system,
+            canonical_json(list(prompt.turns)),
+            canonical_json(dict(prompt.metadata)),
+            RowState.OPEN.value,
+            at_s,
+        ),
+    )
+    (row_id,) = connection.execute(
+        "SELECT row_id FROM generation_rows WHERE run_id = ? AND key = ?",
+        (run_id, bytes.fromhex(row.key)),
+    ).fetchone()
+    return int(row_id)
+
+
+def _append_turn(
+    connection: sqlite3.Connection,
+    run_id: int,
+    row: RowId,
+    record: TurnRecord,
+    *,
+    state: RowState,
+    row_class: RowClass | None,
+) -> None:
+    row_id = _ensure_row(connection, run_id, row, record.created_at_s)
+    # Not below the turns before it, above every earlier answer to it and to the turns after it:
+    # what those were conditioned on is out of date from now on.
+    (revision,) = connection.execute(
+        "SELECT coalesce(max(revision + (turn >= ?)), 0) FROM generation_turns WHERE row_id = ?",
+        (record.turn, row_id),
+    ).fetchone()
+    values = dict(zip(TURN_COLUMNS, turn_values(record), strict=True)) | {"revision": revision}
+    connection.execute(
+        f"INSERT INTO generation_turns (row_id, {', '.join(TURN_COLUMNS)}) "  # noqa: S608 - fixed names
+        f"VALUES (?{', ?' * len(TURN_COLUMNS)})",
+        (row_id, *values.values()),
+    )
+    connection.execute(
+        "UPDATE generation_rows SET state = ?, row_class = ?, turns_done = ?, problem = NULL, "
+        "status = NULL, attempts = NULL, changed_at_s = ? WHERE row_id = ?",
+        (
+            state.value,
+            None if row_class is None else row_class.value,
+            record.turn + 1,
+            record.created_at_s,
+            row_id,
+        ),
+    )
+
+
+def _read_rows(
+    connection: sqlite3.Connection, where: str, values: Iterable[Any]
+) -> list[StoredRow]:
+    rows = connection.execute(
+        f"SELECT {ROW_COLUMNS} FROM generation_rows WHERE {where}",  # noqa: S608 - fixed names
+        tuple(values),
+    ).fetchall()
+    turns: defaultdict[int, list[TurnRecord]] = defaultdict(list)
+    marks = ", ".join("?" * len(rows))
+    for row_id, *columns in connection.execute(
+        f"SELECT row_id, {', '.join(TURN_COLUMNS)} FROM generation_turns "  # noqa: S608
+        f"WHERE row_id IN ({marks})",
+        tuple(row[0] for row in rows),
+    ):
+        turns[row_id].append(load_turn(tuple(columns)))
+    return [load_row(row, turns[row[0]]) for row in rows]

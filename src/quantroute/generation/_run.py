@@ -1,0 +1,343 @@
+"""`Run`: prompts in, rows out; bounded, resumable, stopped cleanly."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import Callable, Iterable, Iterator, Set
+from pathlib import Path
+from typing import Any, Final
+
+from quantroute._log import get_logger
+from quantroute.clock import Clock, SystemClock
+from quantroute.errors import (
+    BudgetExceeded,
+    ConfigurationError,
+    DatasetError,
+    QuantrouteError,
+)
+from quantroute.generation._config import RunConfig
+from quantroute.generation._conversation import ChatClient, Conversation, account_of
+from quantroute.generation._prompts import Prompt
+from quantroute.generation._quality import RowClass
+from quantroute.generation._records import RowState, TurnRecord, digest
+from quantroute.generation._report import (
+    Interrupted,
+    Progress,
+    RunReport,
+    StopReason,
+    Tally,
+    stop_reason,
+)
+from quantroute.generation._rows import Resume, RowId, RowStore, StoredRun
+from quantroute.ledger import Account
+from quantroute.storage import MEMORY, FileLock
+
+__all__ = ["DEFAULT_DRAIN_S", "Run"]
+
+DEFAULT_DRAIN_S: Final = 120.0
+#: Rows that wait out a pause hold no slot; so many rows per slot may be under way in all.
+_LIVE_ROWS_PER_SLOT: Final = 2
+#: Skipping done rows needs no waiting; the loop gets its turn all the same.
+_SKIPS_PER_TURN: Final = 256
+
+ProgressHook = Callable[[Progress], None]
+log = get_logger("quantroute.generation")
+
+
+class Run:
+    """Generates the rows of one configuration. Running it again on the same store resumes it.
+
+    >>> run = Run(client, RunConfig(name="b3", model=..., max_output_tokens=8192), prompts)
+    >>> with run.install_signal_handlers():
+    ...     report = await run.execute()
+
+    Each row is in the store exactly once, whatever happened before: rows are found by the key of
+    their content. Rows, their charges and the run's settings share the ledger's file.
+
+    Memory: rows under way (twice the client's requests in flight at most) and some hundred bytes
+    per row that is done; never the prompts.
+
+    Args:
+        client: an open client; its ledger's store takes the rows.
+        prompts: read once, lazily, as room comes.
+        redo: classes of finished rows to be had anew. The old answers stay as earlier revisions.
+        retry_refused: ask again for rows that the service refused.
+        drain_s: how long requests in flight may take to end when the run is stopped.
+        clock: a seam for tests.
+    """
+
+    def __init__(
+        self,
+        client: ChatClient,
+        config: RunConfig,
+        prompts: Iterable[Prompt],
+        *,
+        redo: Set[RowClass] = frozenset(),
+        retry_refused: bool = False,
+        drain_s: float = DEFAULT_DRAIN_S,
+        clock: Clock | None = None,
+    ) -> None:
+        if drain_s < 0:
+            raise ConfigurationError(f"drain_s must not be negative: {drain_s}")
+        self.client = client
+        self.config = config
+        self._prompts = prompts
+        self._redo = frozenset(redo)
+        self._retry_refused = retry_refused
+        self._drain_s = drain_s
+        self._clock: Clock = clock or SystemClock()
+        self._rows = RowStore(client.ledger.store)
+        self._run_id = -1
+        self._resume = Resume(set(), set())
+        self._begun: set[bytes] = set()
+        self._capped: dict[Account, BudgetExceeded] = {}
+        self._tally = Tally()
+        self._live: set[asyncio.Task[None]] = set()
+        self._room = asyncio.Semaphore(max(2, _LIVE_ROWS_PER_SLOT * client.max_in_flight))
+        self._stop = asyncio.Event()
+        self._stopped_by: QuantrouteError | None = None
+        self._has_read_all = False
+        self._main: asyncio.Task[Any] | None = None
+        self._on_progress: ProgressHook | None = None
+
+    # -- the public face --------------------------------------------------------------------------
+
+    async def execute(self, on_progress: ProgressHook | None = None) -> RunReport:
+        """Run until everything is done or something stops it; see `RunReport.stop_reason`.
+
+        `on_progress` is called after every answer and every end of a row: keep it short. If this is
+        cancelled it ends at once; what was in flight is held as unknown by the ledger.
+        Raises:
+            ConfigurationError: the run was begun with other settings, or this object has run.
+            JournalError: another process has this run, or the store failed.
+            DatasetError: a prompt cannot be read; what was in flight has been finished.
+        """
+        if self._main is not None:
+            raise ConfigurationError("a Run runs once; make another one to go on")
+        self._main = asyncio.current_task()
+        self._on_progress = on_progress
+        began_s = self._clock.now_s()
+        with self._locked():
+            await self._rows.prepare()
+            stored = await self._rows.open_run(
+                self.config, at_s=self._clock.time_s(), redo=self._redo
+            )
+            self._run_id = stored.run_id
+            self._resume = await self._rows.resume(
+                self._run_id, redo=self._redo, retry_refused=self._retry_refused
+            )
+            try:
+                await self._perform()
+            finally:
+                if self._stop.is_set():
+                    self.client.admit_again()
+            if self._stopped_by is not None and stop_reason(self._stopped_by) is None:
+                raise self._stopped_by
+            return await self._report(stored, self._clock.now_s() - began_s)
+
+    def request_stop(self) -> None:
+        """Admit nothing more and drain what is in flight; call it on the run's event loop."""
+        self._stop_for(Interrupted("the run was asked to stop; run it again to go on"))
+
+    @contextlib.contextmanager
+    def install_signal_handlers(
+        self, signals: Iterable[signal.Signals] = (signal.SIGINT, signal.SIGTERM)
+    ) -> Iterator[None]:
+        """While in the block, the first signal asks the run to stop; the second cancels it.
+
+        Needs the main thread's event loop to be running. The handlers that were there before are
+        put back.
+        """
+        loop = asyncio.get_running_loop()
+        before = {number: signal.getsignal(number) for number in signals}
+        for number in before:
+            loop.add_signal_handler(number, self._on_signal)
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                loop.remove_signal_handler(number)
+                if handler is not None:  # None: it was not set from Python, and cannot be put back
+                    signal.signal(number, handler)
+
+    # -- admission --------------------------------------------------------------------------------
+
+    async def _perform(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            stopped = group.create_task(self._stop.wait())
+            feeder = group.create_task(self._feed(group))
+            await asyncio.wait({feeder, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            feeder.cancel()
+            rows = group.create_task(_all_done(self._live))
+            await asyncio.wait({rows, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            if not rows.done():
+                await self._drain(rows)
+            stopped.cancel()
+
+    async def _feed(self, group: asyncio.TaskGroup) -> None:
+        """Start rows as there is room; a stop cancels this where it waits."""
+        try:
+            for row in self._missing_rows():
+                if row is None:
+                    await asyncio.sleep(0)
+                    continue
+                await self._room.acquire()
+                await self.client.slot()
+                task = group.create_task(self._row(row))
+                self._live.add(task)
+                task.add_done_callback(self._row_is_over)
+                await asyncio.sleep(0)  # let it take its slot before the next one looks for room
+            self._has_read_all = True
+        except QuantrouteError as error:
+            self._stop_for(error)
+
+    def _missing_rows(self) -> Iterator[RowId | None]:
+        """Rows that are to be had, each once; now and then None for a breather."""
+        skips = 0
+        for prompt in self._prompts:
+            for rollout in range(self.config.rollouts):
+                row = RowId(
+                    key=self.config.row_key(prompt, rollout), prompt=prompt, rollout=rollout
+                )
+                if self._is_due(row):
+                    yield row
+                    continue
+                skips += 1
+                if skips % _SKIPS_PER_TURN == 0:
+                    yield None
+
+    def _is_due(self, row: RowId) -> bool:
+        mark = digest(row.key)
+        if mark in self._begun:
+            self._tally.duplicates += 1
+            return False
+        self._begun.add(mark)
+        if mark in self._resume.finished:
+            self._resume.finished.discard(mark)
+            self._tally.resumed += 1
+            return False
+        if account_of(self.config, row.prompt.dataset) in self._capped:
+            self._tally.skipped += 1
+            return False
+        return True
+
+    def _row_is_over(self, task: asyncio.Task[None]) -> None:
+        self._live.discard(task)
+        self._room.release()
+
+    # -- one row ----------------------------------------------------------------------------------
+
+    async def _row(self, row: RowId) -> None:
+        """One row to its end. Its failure is its own; a run-stopper is noted once."""
+        mark = digest(row.key)
+        try:
+            done = None
+            if mark in self._resume.started:
+                done = await self._rows.find(self._run_id, row.key)
+            end = await Conversation(
+                client=self.client,
+                rows=self._rows,
+                run_id=self._run_id,
+                config=self.config,
+                row=row,
+                clock=self._clock,
+                on_answer=self._count_answer,
+                done=done,
+                redo=self._redo,
+            ).run()
+        except BudgetExceeded as error:
+            self._cap_reached(error, account_of(self.config, row.prompt.dataset))
+        except QuantrouteError as error:
+            self._stop_for(error)
+        else:
+            self._tally.ends[end] += 1
+            self._show()
+
+    def _count_answer(self, record: TurnRecord) -> None:
+        self._tally.count_answer(record)
+        self._show()
+
+    def _show(self) -> None:
+        if self._on_progress is not None:
+            self._on_progress(
+                self._tally.progress(live=len(self._live), is_stopping=self._stop.is_set())
+            )
+
+    # -- stopping ---------------------------------------------------------------------------------
+
+    def _cap_reached(self, error: BudgetExceeded, account: Account) -> None:
+        """A dataset's own cap ends that dataset; the run's or the root's ends the run."""
+        self._tally.skipped += 1
+        if error.account == account:
+            self._capped.setdefault(account, error)
+        else:
+            self._stop_for(error)
+
+    def _stop_for(self, error: QuantrouteError) -> None:
+        """Stop admitting, for the first reason that comes; many rows may bring the same one."""
+        if self._stop.is_set():
+            return
+        self._stopped_by = error
+        self._stop.set()
+        log.info("run stops", run=self.config.name, reason=str(error), live=len(self._live))
+        if not isinstance(error, BudgetExceeded | DatasetError):
+            # Rows that wait (for a slot, a pause, money) end here; those in flight go on. When the
+            # cap is reached, waiting rows may still fit into what those in flight give back; an
+            # unreadable prompt is no reason for the rows before it to end.
+            self.client.stop_admitting(error)
+
+    async def _drain(self, rows: asyncio.Task[None]) -> None:
+        await asyncio.wait({rows}, timeout=self._drain_s)
+        if rows.done() or self._stopped_by is None:
+            return
+        self.client.stop_admitting(self._stopped_by)
+        await asyncio.sleep(0)  # rows without a request in flight leave by themselves
+        self._tally.cut_off = len(self._live)
+        for task in tuple(self._live):
+            task.cancel()
+
+    def _on_signal(self) -> None:
+        if not self._stop.is_set():
+            self.request_stop()
+        elif self._main is not None:
+            self._main.cancel()
+
+    # -- bookkeeping ------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """One process per run: two would buy every row twice."""
+        if self._rows.path == MEMORY:
+            yield
+            return
+        with FileLock(Path(f"{self._rows.path}.run-{self.config.name}.lock")):
+            yield
+
+    async def _report(self, stored: StoredRun, elapsed_s: float) -> RunReport:
+        error: QuantrouteError | None = self._stopped_by
+        if error is None:
+            error = next(iter(self._capped.values()), None)
+        tally = self._tally
+        return RunReport(
+            run=stored.name,
+            stop_reason=(stop_reason(error) if error else None) or StopReason.DONE,
+            error=error,
+            finished=tally.ends[RowState.FINISHED],
+            resumed=tally.resumed,
+            duplicates=tally.duplicates,
+            refused=tally.ends[RowState.REFUSED],
+            gave_up=tally.ends[RowState.GAVE_UP],
+            skipped=tally.skipped,
+            cut_off=tally.cut_off,
+            strays=len(self._resume.finished) if self._has_read_all else None,
+            counts=await self._rows.counts(stored.run_id),
+            spent_pusd=self.client.ledger.balance(Account(stored.name)).posted_pusd,
+            elapsed_s=elapsed_s,
+        )
+
+
+async def _all_done(tasks: Set[asyncio.Task[None]]) -> None:
+    if tasks:
+        await asyncio.wait(tasks)

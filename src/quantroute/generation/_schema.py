@@ -1,0 +1,169 @@
+"""Tables of the row store, beside the ledger's in the same file, and how values become columns."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sqlite3
+from typing import Any, Final
+
+from quantroute.domain import RowKey, canonical_json
+from quantroute.errors import JournalError
+from quantroute.generation._prompts import Prompt
+from quantroute.generation._quality import RowClass
+from quantroute.generation._records import RowState, StoredRow, TurnRecord, current_chain
+
+__all__ = [
+    "ROW_COLUMNS",
+    "TURN_COLUMNS",
+    "column_of",
+    "create_tables",
+    "load_row",
+    "load_turn",
+    "text_of",
+    "turn_values",
+]
+
+LAYOUT: Final = 1
+
+_TABLES: Final = (
+    "CREATE TABLE IF NOT EXISTS generation_meta (key TEXT PRIMARY KEY, value TEXT) WITHOUT ROWID",
+    """
+    CREATE TABLE IF NOT EXISTS generation_runs (
+        run_id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, created_at_s REAL NOT NULL
+    )
+    """,
+    # Every configuration a run was ever started with; the last one is in force.
+    """
+    CREATE TABLE IF NOT EXISTS generation_configs (
+        run_id INTEGER NOT NULL REFERENCES generation_runs, config_hash TEXT NOT NULL,
+        config TEXT NOT NULL, since_s REAL NOT NULL
+    )
+    """,
+    """
+    CREATE TABLE IF NOT EXISTS generation_rows (
+        row_id INTEGER PRIMARY KEY, run_id INTEGER NOT NULL REFERENCES generation_runs,
+        key BLOB NOT NULL, dataset TEXT NOT NULL, prompt_id, rollout INTEGER NOT NULL,
+        system TEXT, user_turns TEXT NOT NULL, metadata TEXT NOT NULL,
+        state TEXT NOT NULL, row_class TEXT, turns_done INTEGER NOT NULL,
+        problem, status INTEGER, attempts INTEGER, changed_at_s REAL NOT NULL,
+        UNIQUE (run_id, key)
+    )
+    """,
+    # Columns without a type keep what is bound: text, or bytes where text is not valid Unicode.
+    """
+    CREATE TABLE IF NOT EXISTS generation_turns (
+        row_id INTEGER NOT NULL REFERENCES generation_rows,
+        turn INTEGER NOT NULL, revision INTEGER NOT NULL, row_class TEXT NOT NULL,
+        details TEXT NOT NULL, flags TEXT NOT NULL, loop_score REAL NOT NULL,
+        content, reasoning, finish_reason, native_finish_reason,
+        input_tokens INTEGER, output_tokens INTEGER, reasoning_tokens INTEGER,
+        cached_tokens INTEGER, cache_write_tokens INTEGER, cost_pusd INTEGER,
+        entry_id TEXT NOT NULL, generation_id, endpoint TEXT NOT NULL, provider_name TEXT NOT NULL,
+        served_provider, served_model, quantization_label TEXT, precision TEXT NOT NULL,
+        input_usd_per_token TEXT, output_usd_per_token TEXT, listed_at_s REAL NOT NULL,
+        sampling TEXT NOT NULL, max_output_tokens INTEGER NOT NULL, mode TEXT NOT NULL,
+        attempts INTEGER NOT NULL, first_byte_s REAL, total_s REAL,
+        messages_sha256 TEXT NOT NULL, created_at_s REAL NOT NULL,
+        PRIMARY KEY (row_id, turn, revision)
+    )
+    """,
+)
+
+TURN_COLUMNS: Final = tuple(item.name for item in dataclasses.fields(TurnRecord))
+ROW_COLUMNS: Final = (
+    "row_id, key, dataset, prompt_id, rollout, system, user_turns, metadata, "
+    "state, row_class, problem"
+)
+_JSON: Final = frozenset({"precision", "sampling"})
+_LISTS: Final = frozenset({"details", "flags"})
+
+
+def create_tables(connection: sqlite3.Connection, *, path: str) -> None:
+    """Make what is missing; inside a transaction.
+
+    Raises:
+        JournalError: the tables were made by a newer version.
+    """
+    for statement in _TABLES:
+        connection.execute(statement)
+    connection.execute("INSERT OR IGNORE INTO generation_meta VALUES ('layout', ?)", (str(LAYOUT),))
+    (layout,) = connection.execute(
+        "SELECT value FROM generation_meta WHERE key = 'layout'"
+    ).fetchone()
+    if int(layout) > LAYOUT:
+        raise JournalError(
+            path=path,
+            problem=f"its rows were written by a newer quantroute (layout {layout}, this one "
+            f"knows {LAYOUT}); upgrade quantroute",
+        )
+
+
+def turn_values(record: TurnRecord) -> tuple[Any, ...]:
+    """The record's columns, in the order of `TURN_COLUMNS`."""
+    return tuple(_bound(name, getattr(record, name)) for name in TURN_COLUMNS)
+
+
+def load_turn(values: tuple[Any, ...]) -> TurnRecord:
+    """The record that `turn_values` described."""
+    return TurnRecord(
+        **{name: _loaded(name, value) for name, value in zip(TURN_COLUMNS, values, strict=True)}
+    )
+
+
+def load_row(values: tuple[Any, ...], turns: list[TurnRecord]) -> StoredRow:
+    """The row of `ROW_COLUMNS`, with the chain of turns that counts."""
+    row_id, key, dataset, prompt_id, rollout, system, user_turns, metadata = values[:8]
+    state, row_class, problem = values[8:]
+    return StoredRow(
+        row_id=row_id,
+        key=RowKey(key.hex()),
+        prompt=Prompt(
+            id=text_of(prompt_id) or "",
+            dataset=dataset,
+            turns=tuple(json.loads(user_turns)),
+            system=system,
+            metadata=json.loads(metadata),
+        ),
+        rollout=rollout,
+        state=RowState(state),
+        row_class=None if row_class is None else RowClass(row_class),
+        problem=text_of(problem),
+        turns=current_chain(turns),
+    )
+
+
+def column_of(text: str | None) -> str | bytes | None:
+    """Text for a column; as bytes where lone surrogates keep it from being valid Unicode."""
+    if text is None:
+        return None
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "surrogatepass")
+    return text
+
+
+def text_of(column: str | bytes | None) -> str | None:
+    """The text that `column_of` stored."""
+    return column.decode("utf-8", "surrogatepass") if isinstance(column, bytes) else column
+
+
+def _bound(name: str, value: Any) -> Any:
+    if name in _JSON:
+        return canonical_json(value)
+    if name in _LISTS:
+        return canonical_json(list(value))
+    if isinstance(value, RowClass):
+        return value.value
+    return column_of(value) if isinstance(value, str) else value
+
+
+def _loaded(name: str, value: Any) -> Any:
+    if name in _JSON:
+        return json.loads(value)
+    if name in _LISTS:
+        return tuple(json.loads(value))
+    if name == "row_class":
+        return RowClass(value)
+    return text_of(value) if isinstance(value, bytes) else value
