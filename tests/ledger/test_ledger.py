@@ -276,6 +276,7 @@ WORKER = textwrap.dedent(
                         entry = await ledger.reserve(1000)
                     except BudgetExceeded:
                         return
+                    await asyncio.sleep(0.001)  # the other process gets its turn
                     cost = rng.randint(300, 1000)
                     await ledger.post(entry, Charge(amount_pusd=cost, basis=Basis.REPORTED))
                     spent += cost
@@ -337,7 +338,7 @@ async def test_kill_9_at_random_moments_keeps_every_reservation_counted(tmp_path
             balance = ledger.balance()
             assert balance.pending_pusd == balance.held_pusd
             assert all(entry.reason == "process died" for entry in await ledger.unresolved())
-            assert balance.posted_entries > 0
+    assert balance.posted_entries > 0
 
 
 async def test_lock_files_of_killed_processes_are_swept_when_old(tmp_path: Path) -> None:
