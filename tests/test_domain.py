@@ -82,7 +82,7 @@ class TestPricing:
     def test_more_cached_than_input_is_charged_at_the_dearer_reading(self) -> None:
         pricing = priced(prompt="0.000003", completion="0", input_cache_read="0.0000003")
         usage = TokenUsage(input_tokens=10, output_tokens=0, cached_tokens=50)
-        assert pricing.charge_pusd(usage, when=NOON) == 10 * 300_000
+        assert pricing.charge_pusd(usage, when=NOON) == 10 * 3_000_000
         assert usage.contradictions
 
     def test_reasoning_is_part_of_output_unless_priced_apart(self) -> None:
@@ -225,6 +225,12 @@ class TestRowKey:
             self.key(salt="strict"),
         }
         assert len(keys) == 6
+
+    def test_equal_numbers_are_one_row_however_they_are_written(self) -> None:
+        for one, other in ((1, 1.0), (0.0, -0.0)):
+            assert self.key(sampling=Sampling(temperature=one)) == self.key(
+                sampling=Sampling(temperature=other)
+            )
 
     def test_the_order_of_fields_does_not(self) -> None:
         assert self.key(messages=({"content": "Hi", "role": "user"},)) == self.key()

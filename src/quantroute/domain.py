@@ -6,6 +6,7 @@ Pure: no I/O, no clock, no randomness. Wire formats stop at the edges (`registry
 from __future__ import annotations
 
 import enum
+import functools
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -308,27 +309,33 @@ class Pricing:
         """The charge the price list implies for `usage`, in pico-dollars.
 
         For answers whose `cost` is missing. Where the reported parts contradict the whole, the
-        dearer reading counts: cached tokens beyond the input are charged as plain input.
+        dearest reading counts: every token of that side at the highest price it can have.
         """
         table = self.at(input_tokens=usage.input_tokens, when=when)
         plain = table.get("prompt")
         output = table.get("completion")
         if plain is None or output is None:
             raise ValueError("the price of input or output is unknown")
-        written = min(usage.cache_write_tokens or 0, usage.input_tokens)
-        cached = min(usage.cached_tokens or 0, usage.input_tokens - written)
-        reasoning = min(usage.reasoning_tokens or 0, usage.output_tokens)
 
         def price(name: str, otherwise: Decimal) -> Decimal:
             found = table.get(name)
             return otherwise if found is None else found
 
+        read, write = price("input_cache_read", plain), price("input_cache_write", plain)
+        thought = price("internal_reasoning", output)
+        written, cached = usage.cache_write_tokens or 0, usage.cached_tokens or 0
+        if written + cached > usage.input_tokens:
+            written = cached = 0
+            plain = max(plain, read, write)
+        reasoning = usage.reasoning_tokens or 0
+        if reasoning > usage.output_tokens:
+            reasoning, output = 0, max(output, thought)
         return PicoUSD(
             cost_pusd(usage.input_tokens - cached - written, plain)
-            + cost_pusd(cached, price("input_cache_read", plain))
-            + cost_pusd(written, price("input_cache_write", plain))
+            + cost_pusd(cached, read)
+            + cost_pusd(written, write)
             + cost_pusd(usage.output_tokens - reasoning, output)
-            + cost_pusd(reasoning, price("internal_reasoning", output))
+            + cost_pusd(reasoning, thought)
             + to_pusd(price("request", Decimal(0)))
         )
 
@@ -444,8 +451,12 @@ class Sampling:
             ("repetition_penalty", 0.0, 2.0),
         ):
             number = getattr(self, name)
-            if number is not None and not low <= number <= high:
+            if number is None:
+                continue
+            if not low <= number <= high:
                 raise ConfigurationError(f"{name} must be in [{low}, {high}], not {number}")
+            # 1 and 1.0 are equal but print differently, and row keys are made of what prints.
+            object.__setattr__(self, name, float(number) + 0.0)
         if self.top_k is not None and self.top_k < 0:
             raise ConfigurationError(f"top_k must not be negative: {self.top_k}")
         if len(self.stop) > 4 or not all(self.stop):
@@ -455,23 +466,34 @@ class Sampling:
 
     def parameters(self) -> dict[str, Any]:
         """The body fields to send, by their published names; only what is set."""
-        body: dict[str, Any] = {
-            item.name: getattr(self, item.name)
-            for item in fields(self)
-            if item.name not in ("stop", "reasoning", "reasoning_effort")
-            and getattr(self, item.name) is not None
-        }
-        if self.stop:
-            body["stop"] = list(self.stop)
-        if self.reasoning_effort is not None:
-            body["reasoning"] = {"effort": self.reasoning_effort}
-        elif self.reasoning is not None:
-            body["reasoning"] = {"enabled": self.reasoning}
-        return body
+        return dict(_parameters(self))
 
     def required_parameters(self) -> frozenset[str]:
         """Names an endpoint must list as supported, else it would drop them silently."""
-        return frozenset(self.parameters()) | {"max_tokens"}
+        return _required_parameters(self)
+
+
+# Cached: a run has one Sampling and asks it several times per request.
+@functools.lru_cache(maxsize=256)
+def _parameters(sampling: Sampling) -> Mapping[str, Any]:
+    body: dict[str, Any] = {
+        item.name: getattr(sampling, item.name)
+        for item in fields(sampling)
+        if item.name not in ("stop", "reasoning", "reasoning_effort")
+        and getattr(sampling, item.name) is not None
+    }
+    if sampling.stop:
+        body["stop"] = list(sampling.stop)
+    if sampling.reasoning_effort is not None:
+        body["reasoning"] = {"effort": sampling.reasoning_effort}
+    elif sampling.reasoning is not None:
+        body["reasoning"] = {"enabled": sampling.reasoning}
+    return body
+
+
+@functools.lru_cache(maxsize=256)
+def _required_parameters(sampling: Sampling) -> frozenset[str]:
+    return frozenset(_parameters(sampling)) | {"max_tokens"}
 
 
 _ROLES: Final = frozenset({"system", "user", "assistant"})
@@ -481,11 +503,17 @@ def check_messages(messages: Sequence[Message]) -> tuple[Message, ...]:
     """The messages, verified to be text that a chat request can carry.
 
     Raises:
-        ConfigurationError: empty, an unknown role, content that is not text, or lone surrogates.
+        ConfigurationError: empty, an unknown role, content that is not text, lone surrogates, or
+            further fields that are not JSON.
     """
     if not messages:
         raise ConfigurationError("a request needs at least one message")
     for position, message in enumerate(messages):
+        if not isinstance(message, Mapping):
+            raise ConfigurationError(
+                f"message {position}: must be a mapping with role and content, "
+                f"not {type(message).__name__}"
+            )
         role, content = message.get("role"), message.get("content")
         if role not in _ROLES:
             raise ConfigurationError(
@@ -495,20 +523,32 @@ def check_messages(messages: Sequence[Message]) -> tuple[Message, ...]:
             raise ConfigurationError(
                 f"message {position}: content must be text, not {type(content).__name__}"
             )
-        try:
-            content.encode()
-        except UnicodeEncodeError:
-            raise ConfigurationError(
-                f"message {position}: content holds a lone surrogate and is not valid Unicode"
-            ) from None
+        _check_sendable(message, position)
     return tuple(messages)
+
+
+def _check_sendable(message: Message, position: int) -> None:
+    # Here, since a body that cannot be encoded must not be noticed after money was set aside.
+    try:
+        _sendable(dict(message)).encode()
+    except UnicodeEncodeError:
+        raise ConfigurationError(
+            f"message {position}: holds a lone surrogate and is not valid Unicode"
+        ) from None
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigurationError(f"message {position}: is not JSON: {error}") from None
+
+
+# Encoders are made once: json.dumps with options makes a new one per call, twenty microseconds.
+_canonical = json.JSONEncoder(
+    sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False
+).encode
+_sendable = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 
 
 def canonical_json(value: object) -> str:
     """One spelling per value: sorted keys, no blanks, ASCII only, floats as they print."""
-    return json.dumps(
-        value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False
-    )
+    return _canonical(value)
 
 
 def row_key(
