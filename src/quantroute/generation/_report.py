@@ -94,7 +94,7 @@ class RunReport:
     `counts` and `spent_pusd` (posted, pico-dollars) are of the whole run, all starts together;
     the other figures are of this start. `strays` are stored rows that no prompt of this start asked
     for (the prompt file was changed); None if not all prompts were read. `cut_off` rows were still
-    in flight when the time to drain was over; the ledger holds their charge as unknown.
+    under way when the time to drain was over; what was in flight the ledger holds as unknown.
     """
 
     run: str

@@ -290,10 +290,6 @@ class Run:
 
     async def _drain(self, rows: asyncio.Task[None]) -> None:
         await asyncio.wait({rows}, timeout=self._drain_s)
-        if rows.done() or self._stopped_by is None:
-            return
-        self.client.stop_admitting(self._stopped_by)
-        await asyncio.sleep(0)  # rows without a request in flight leave by themselves
         self._tally.cut_off = len(self._live)
         for task in tuple(self._live):
             task.cancel()
