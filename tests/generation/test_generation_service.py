@@ -5,10 +5,11 @@ from __future__ import annotations
 from itertools import islice
 from pathlib import Path
 
-from quantroute import Service
+from quantroute import BudgetLedger, Service
 from quantroute.client import Client
 from quantroute.domain import Sampling
 from quantroute.generation import (
+    Prompt,
     RowClass,
     RowStore,
     Run,
@@ -88,3 +89,23 @@ async def test_whatever_the_service_does_only_verified_whole_answers_go_out(
             assert (turn["row_class"], turn["finish_reason"]) == ("good", "stop")
             assert turn["served_provider"] == turn["provider_name"]
             assert turn["provider_name"] not in ("Fireworks", "BaseTen")
+
+
+async def test_costs_found_out_later_stand_in_the_rows(tmp_path: Path, key: str) -> None:
+    """An answer without a cost is stored at once; its row shows the charge after reconciling."""
+    scenario = kimi_mission_scenario(faults=Faults(cost_missing=1.0))
+    async with (
+        Simulator(scenario) as simulator,
+        BudgetLedger.open(tmp_path / "run.sqlite", cap="5") as ledger,
+        Client(ledger=ledger, service=Service(base_url=simulator.base_url)) as client,
+    ):
+        config = RunConfig(name="r", model=CONFIG.model, max_output_tokens=400, datasets=("d",))
+        prompts = [Prompt(id=str(n), dataset="d", turns=(f"q{n}",)) for n in range(5)]
+        await Run(client, config, prompts).execute()
+        rows = RowStore(ledger.store)
+        run_id = (await rows.run("r")).run_id
+        before = [row.turns[0].cost_pusd async for row in rows.rows(run_id)]
+        await client.reconcile(quiet_s=0.0, patience_s=2.0)
+        after = [row.turns[0].cost_pusd async for row in rows.rows(run_id)]
+        assert before == [None] * 5
+        assert sum(cost or 0 for cost in after) == simulator.bill.total_pusd > 0

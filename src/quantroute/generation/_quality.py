@@ -50,6 +50,7 @@ class Judgement:
 LOOP_THRESHOLD: Final = 0.92
 _LOOP_WINDOW_CHARACTERS: Final = 16_384
 _LOOP_LEAST_CHARACTERS: Final = 512
+_SUSPICIOUS_SCORE: Final = 0.75
 
 _OPENER: Final = re.compile(r"<think>|◁think▷")
 _CLOSER: Final = re.compile(r"</think>|◁/think▷")
@@ -75,13 +76,17 @@ def loop_score(text: str) -> float:
     """How repetitive the end of `text` is: one minus its compression ratio, 0 for short texts.
 
     A loop is at the end by nature: a model that has begun one does not get out. Only the last
-    16,384 characters are looked at, which takes half a millisecond.
+    16,384 characters are looked at, which takes a tenth of a millisecond on prose.
     """
     tail = text[-_LOOP_WINDOW_CHARACTERS:]
     if len(tail) < _LOOP_LEAST_CHARACTERS:
         return 0.0
     raw = tail.encode("utf-8", "surrogatepass")
-    return max(0.0, 1.0 - len(zlib.compress(raw, 6)) / len(raw))
+    # The fast level first, a fifth of the time on prose: only what it finds suspicious is measured.
+    score = 1.0 - len(zlib.compress(raw, 1)) / len(raw)
+    if score >= _SUSPICIOUS_SCORE:
+        score = 1.0 - len(zlib.compress(raw, 6)) / len(raw)
+    return max(0.0, score)
 
 
 def _findings(answer: Answer, sampling: Sampling, asked: Sequence[str]) -> dict[RowClass, str]:

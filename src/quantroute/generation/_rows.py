@@ -6,14 +6,12 @@ work is handed to the client, which commits it with the charge.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import json
 import sqlite3
 from collections import defaultdict
 from collections.abc import AsyncIterator, Iterable, Mapping, Set
-from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 from quantroute.domain import RowKey, canonical_json
 from quantroute.errors import ConfigurationError, DatasetError
@@ -35,11 +33,11 @@ from quantroute.generation._schema import (
     load_turn,
     turn_values,
 )
+from quantroute.ledger import EntryId, posted_amounts_pusd
 from quantroute.storage import SqliteStore, Work
 
 __all__ = ["Resume", "RowCounts", "RowId", "RowStore", "StoredRun"]
 
-T = TypeVar("T")
 _BATCH_ROWS: Final = 64
 
 
@@ -100,19 +98,6 @@ class RowStore:
         """Make the tables that are missing; needed before anything else, harmless afterwards."""
         await self._store.submit(lambda c: create_tables(c, path=self._store.path))
 
-    async def _read(self, work: Work[T]) -> T:
-        """`aread`, which is not left behind when the waiting task is cancelled.
-
-        Its thread cannot be stopped, and the file must not be closed under it.
-        """
-        reading = asyncio.ensure_future(self._store.aread(work))
-        try:
-            return await asyncio.shield(reading)
-        finally:
-            while not reading.done():
-                with contextlib.suppress(asyncio.CancelledError):  # the first one goes on below
-                    await asyncio.wait({reading})
-
     # -- runs -------------------------------------------------------------------------------------
 
     async def open_run(
@@ -141,19 +126,19 @@ class RowStore:
 
     async def runs(self) -> tuple[StoredRun, ...]:
         """All runs, oldest first."""
-        return await self._read(_read_runs)
+        return await self._store.aread(_read_runs)
 
     async def resume(
         self, run_id: int, *, redo: Set[RowClass] = frozenset(), retry_refused: bool = False
     ) -> Resume:
         """What is done already, as a set of keys: never a count, since rows finish out of order."""
-        return await self._read(
+        return await self._store.aread(
             lambda c: _read_resume(c, run_id, redo=redo, retry_refused=retry_refused)
         )
 
     async def counts(self, run_id: int) -> tuple[RowCounts, ...]:
         """Rows per dataset, state and class."""
-        return await self._read(lambda c: _read_counts(c, run_id))
+        return await self._store.aread(lambda c: _read_counts(c, run_id))
 
     # -- rows -------------------------------------------------------------------------------------
 
@@ -199,7 +184,7 @@ class RowStore:
     async def find(self, run_id: int, key: RowKey) -> StoredRow | None:
         """One row with its turns."""
         where = "run_id = ? AND key = ?"
-        rows = await self._read(lambda c: _read_rows(c, where, (run_id, bytes.fromhex(key))))
+        rows = await self._store.aread(lambda c: _read_rows(c, where, (run_id, bytes.fromhex(key))))
         return rows[0] if rows else None
 
     async def rows(self, run_id: int) -> AsyncIterator[StoredRow]:
@@ -208,7 +193,7 @@ class RowStore:
         while True:
             where = "run_id = ? AND row_id > ? ORDER BY row_id LIMIT ?"
             values = (run_id, last, _BATCH_ROWS)
-            batch = await self._read(
+            batch = await self._store.aread(
                 lambda c, where=where, values=values: _read_rows(c, where, values)  # type: ignore[misc]
             )
             for row in batch:
@@ -388,4 +373,18 @@ def _read_rows(
         tuple(row[0] for row in rows),
     ):
         turns[row_id].append(load_turn(tuple(columns)))
+    _fill_in_costs(connection, turns.values())
     return [load_row(row, turns[row[0]]) for row in rows]
+
+
+def _fill_in_costs(connection: sqlite3.Connection, chains: Iterable[list[TurnRecord]]) -> None:
+    """Costs that were not known when the answer was stored, as the ledger posted them since."""
+    for chain in chains:
+        unknown = [EntryId(record.entry_id) for record in chain if record.cost_pusd is None]
+        if not unknown:
+            continue
+        posted = posted_amounts_pusd(connection, unknown)
+        chain[:] = [
+            replace(record, cost_pusd=posted.get(EntryId(record.entry_id), record.cost_pusd))
+            for record in chain
+        ]

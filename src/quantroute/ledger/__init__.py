@@ -3,7 +3,7 @@
 from quantroute.ledger._ledger import BudgetLedger
 from quantroute.ledger._records import ROOT, Account, Basis, Charge, EntryId, EntryStatus
 from quantroute.ledger._state import OpenEntry
-from quantroute.ledger._statement import Balance, StatementLine
+from quantroute.ledger._statement import Balance, StatementLine, posted_amounts_pusd
 
 __all__ = [
     "ROOT",
@@ -16,4 +16,5 @@ __all__ = [
     "EntryStatus",
     "OpenEntry",
     "StatementLine",
+    "posted_amounts_pusd",
 ]

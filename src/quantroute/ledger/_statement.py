@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Final
 
 from quantroute.domain import TokenUsage
-from quantroute.ledger._records import Account, Basis
+from quantroute.ledger._records import Account, Basis, EntryId
 from quantroute.ledger._state import OVERRUN, AccountState
 from quantroute.money import NO_CAP, Cap
 
-__all__ = ["Balance", "StatementLine", "balance_of", "read_statement"]
+__all__ = ["Balance", "StatementLine", "balance_of", "posted_amounts_pusd", "read_statement"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,3 +117,20 @@ def read_statement(connection: sqlite3.Connection) -> tuple[StatementLine, ...]:
     )
     names = [item.name for item in fields(StatementLine)]
     return tuple(StatementLine(**dict(zip(names, row, strict=True))) for row in rows)
+
+
+def posted_amounts_pusd(
+    connection: sqlite3.Connection, entry_ids: Iterable[EntryId]
+) -> dict[EntryId, int]:
+    """What was posted for these entries, pico-dollars; entries not posted are absent.
+
+    For whoever keeps rows in the ledger's file and stored them before their charge was known.
+    """
+    found = {}
+    for entry_id in entry_ids:
+        row = connection.execute(
+            "SELECT amount_pusd FROM journal WHERE entry_id = ? AND kind = 'posted'", (entry_id,)
+        ).fetchone()
+        if row is not None:
+            found[entry_id] = row[0]
+    return found

@@ -165,9 +165,9 @@ class SqliteStore:
 
     def read(self, work: Work[T]) -> T:
         """Run a read-only `work` now, on this thread; sees what is committed."""
-        if self._reader is None:
-            raise JournalError(path=self.path, problem="the store is closed")
         with self._reading:
+            if self._reader is None:
+                raise JournalError(path=self.path, problem="the store is closed")
             try:
                 if self.path == MEMORY:
                     return work(self._reader)
@@ -317,10 +317,12 @@ class SqliteStore:
         connection.execute("COMMIT")
 
     def _disconnect(self) -> None:
-        reader, self._reader = self._reader, None
-        connection, self._connection = self._connection, None
-        if reader is not None and reader is not connection:
-            reader.close()
+        # A cancelled `aread` leaves its thread reading: closing under it would crash the process.
+        with self._reading:
+            reader, self._reader = self._reader, None
+            connection, self._connection = self._connection, None
+            if reader is not None and reader is not connection:
+                reader.close()
         if connection is not None:
             connection.close()
 
