@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-import os
 import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 
@@ -63,13 +63,37 @@ class Service:
         except ValueError:
             return False
 
+    def proxy(self) -> str | None:
+        """The proxy that the environment names for this service, with its credentials.
+
+        Raises:
+            ConfigurationError: it is not an HTTP proxy.
+        """
+        parts = urlsplit(self.base_url)
+        if not self.use_env_proxy or self.is_loopback or proxy_bypass(parts.netloc):
+            return None
+        url = getproxies().get(parts.scheme)
+        if not url:
+            return None
+        if "://" not in url:
+            url = f"http://{url}"  # "proxy:3128" is what many machines say
+        if not _is_http(url):
+            # The URL itself is not quoted: it may hold a password.
+            raise ConfigurationError(
+                f"{parts.scheme.upper()}_PROXY must be an http(s) URL with a host; "
+                "other kinds of proxy are not supported"
+            )
+        return url
+
     def route(self) -> str:
         """One line for diagnostics: the host and whether a proxy variable applies."""
         parts = urlsplit(self.base_url)
-        proxied = self.use_env_proxy and not self.is_loopback
-        variable = f"{parts.scheme}_proxy"
-        is_set = variable in os.environ or variable.upper() in os.environ
-        return f"{parts.netloc} {'via ' + variable.upper() if proxied and is_set else 'directly'}"
+        try:
+            is_proxied = self.proxy() is not None
+        except ConfigurationError:
+            is_proxied = True  # it will be told when the road is taken
+        variable = f"{parts.scheme}_proxy".upper()
+        return f"{parts.netloc} {'via ' + variable if is_proxied else 'directly'}"
 
     def ssl_context(self) -> ssl.SSLContext | bool:
         """True (the defaults) or a context that trusts `ca_file`.
@@ -97,6 +121,7 @@ class SessionPool:
     service: Service
     _session: aiohttp.ClientSession | None = field(default=None, init=False, repr=False)
     _loop: asyncio.AbstractEventLoop | None = field(default=None, init=False, repr=False)
+    _proxy_url: str | None = field(default=None, init=False, repr=False)
 
     def get(self) -> aiohttp.ClientSession:
         """The session for the running loop, opened at the first call.
@@ -106,12 +131,15 @@ class SessionPool:
         """
         loop = asyncio.get_running_loop()
         if self._session is None or self._session.closed:
+            self._proxy_url = self.service.proxy()
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(
                     limit=0, ssl=self.service.ssl_context(), keepalive_timeout=60.0
                 ),
                 timeout=aiohttp.ClientTimeout(total=None),
-                trust_env=self.service.use_env_proxy and not self.service.is_loopback,
+                # Not `trust_env`: it also sends what ~/.netrc holds for the host instead of the
+                # key, and reads both, per request, on a thread.
+                trust_env=False,
                 cookie_jar=aiohttp.DummyCookieJar(),
                 headers={"User-Agent": _USER_AGENT},
                 auto_decompress=True,
@@ -125,8 +153,24 @@ class SessionPool:
             )
         return self._session
 
+    @property
+    def proxy_url(self) -> str | None:
+        """What each request of the open session passes as `proxy`; holds a password, print it not.
+
+        Texts of errors that quote it are redacted by whoever makes them into ours.
+        """
+        return self._proxy_url
+
     async def close(self) -> None:
         """Close the session and wait for its sockets to go; harmless when nothing is open."""
         session, self._session, self._loop = self._session, None, None
         if session is not None and not session.closed:
             await session.close()
+
+
+def _is_http(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return False
+    return parts.scheme in ("http", "https") and bool(parts.hostname)

@@ -10,7 +10,15 @@ See docs/design/0001-money.md.
 from __future__ import annotations
 
 import enum
-from decimal import ROUND_CEILING, ROUND_HALF_EVEN, Context, Decimal, Inexact, InvalidOperation
+from decimal import (
+    ROUND_CEILING,
+    ROUND_HALF_EVEN,
+    Context,
+    Decimal,
+    DecimalException,
+    Inexact,
+    InvalidOperation,
+)
 from typing import Final, Literal, NewType
 
 from quantroute.errors import ConfigurationError
@@ -121,15 +129,17 @@ def parse_reported_usd(reported: object) -> Decimal | None:
 
     `0.00044440000000000004` is the double nearest to 0.0004444: digits past the fifteenth are
     noise and would otherwise be rounded up into a pico-dollar that nobody charged.
-    None if it is absent, negative or not a finite number.
+    None if it is absent, negative, not a finite number, or more than a journal can hold.
     """
     if isinstance(reported, bool) or not isinstance(reported, str | int | float | Decimal):
         return None
     try:
         usd = Decimal(repr(reported) if isinstance(reported, float) else reported)
-    except InvalidOperation:
+        # Overflow, too, is one of decimal's own errors: "1e999999999" is a finite Decimal.
+        amount = parse_price(_DOUBLE_DIGITS.plus(usd)) if usd.is_finite() else None
+    except DecimalException:
         return None
-    return parse_price(_DOUBLE_DIGITS.plus(usd)) if usd.is_finite() else None
+    return amount if amount is not None and amount <= to_usd(MAX_AMOUNT_PUSD) else None
 
 
 def cap_pusd(cap: object) -> Cap:

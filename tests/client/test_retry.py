@@ -70,8 +70,9 @@ def test_backoff_stays_within_its_bounds(attempt: int, seed: int) -> None:
 def decide(kind: Kind, **facts: float) -> Retry | GiveUp:
     settings = {"errors": 1, "paid_errors": 0, "limited_for_s": 0.0} | facts
     retry_hint_s = settings.pop("hint_s", None)
+    is_endpoint_fault = bool(settings.pop("is_endpoint_fault", True))
     return next_step(
-        Classified(kind=kind, retry_after_s=retry_hint_s),
+        Classified(kind=kind, retry_after_s=retry_hint_s, is_endpoint_fault=is_endpoint_fault),
         RetryPolicy(max_attempts=3, max_paid_attempts=2, rate_limit_budget_s=100.0),
         rng=random.Random(1),
         **settings,
@@ -94,6 +95,10 @@ def test_rate_limits_use_a_time_budget_and_no_error_count() -> None:
 
 
 def test_the_servers_hint_is_a_minimum() -> None:
-    step = decide(Kind.TRANSIENT, hint_s=42.0)
+    """For the service's own troubles; an endpoint's hint pauses the endpoint (see the router)."""
+    step = decide(Kind.TRANSIENT, hint_s=42.0, is_endpoint_fault=False)
     assert isinstance(step, Retry)
     assert step.after_s >= 42.0
+    elsewhere = decide(Kind.TRANSIENT, hint_s=42.0)
+    assert isinstance(elsewhere, Retry)
+    assert elsewhere.after_s < 1.0

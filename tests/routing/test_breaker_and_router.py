@@ -70,7 +70,7 @@ def test_echoes_of_an_outage_do_not_lengthen_it() -> None:
 def test_a_cancelled_probe_leaves_the_way_open_for_the_next() -> None:
     breaker = opened(Breaker(BreakerSettings(failures=1, pause_s=1.0)))
     breaker.sent()
-    breaker.abandoned()
+    breaker.abandoned(sent_at_s=9.0)
     assert breaker.admits(10.0)
 
 

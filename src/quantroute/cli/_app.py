@@ -2,20 +2,41 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from quantroute._version import __version__
 from quantroute.cli import _endpoints, _export, _generate, _simulate, _status
-from quantroute.cli._exit import code_for
+from quantroute.cli._exit import ExitCode, code_for
 from quantroute.cli._log import configure_logging
+from quantroute.cli._wording import explain
 from quantroute.errors import QuantrouteError
+
+
+class _Commands(TyperGroup):
+    """Turns errors of the library into one line on stderr and a documented exit code."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except QuantrouteError as error:
+            typer.echo(f"quantroute: {explain(error)}", err=True)
+            raise typer.Exit(code_for(error)) from error
+        except (KeyboardInterrupt, asyncio.CancelledError) as error:
+            # A second Ctrl+C cancels the command's task; what was in flight is held by the ledger.
+            typer.echo("quantroute: interrupted; the same command goes on from here", err=True)
+            raise typer.Exit(ExitCode.INTERRUPTED) from error
+
 
 app = typer.Typer(
     name="quantroute",
-    help="Cost-aware, precision-aware routing of LLM requests under a hard budget.",
+    cls=_Commands,
+    help="Cost-aware, precision-aware routing of LLM requests under a hard budget.\n\n"
+    "Try it without a key or a network: `quantroute generate --simulate --cap 1.00`",
     no_args_is_help=True,
     pretty_exceptions_enable=False,  # a traceback with local variables could show a key
     epilog="Exit codes: 0 done, 2 wrong setting, 3 stopped by the cap, 4 some rows failed, "
@@ -54,8 +75,5 @@ def main() -> None:
     """Entry point of the `quantroute` script."""
     try:
         app()
-    except QuantrouteError as error:
-        typer.echo(f"quantroute: {error}", err=True)
-        sys.exit(code_for(error))
-    except KeyboardInterrupt:
-        sys.exit(130)
+    except KeyboardInterrupt:  # before or after a command
+        sys.exit(ExitCode.INTERRUPTED)

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from quantroute._http import OPENROUTER_URL
 from quantroute.cli import _options as options
 from quantroute.cli._exit import ExitCode
+from quantroute.cli._output import print_json, say, show
 from quantroute.cli._service import opened_target
+from quantroute.cli._wording import as_options
 from quantroute.domain import Pricing
+from quantroute.errors import ConfigurationError
 from quantroute.money import usd_per_million
 from quantroute.policy import BoundPolicy, ExclusionPolicy, Verdict
 from quantroute.registry import EndpointList, ProviderRegistry
@@ -34,7 +35,11 @@ def endpoints(
     max_output_price: options.MaxOutputPrice = None,
     snapshot: Annotated[
         Path | None,
-        typer.Option(help="Read a snapshot or recorded catalogue instead of the network."),
+        typer.Option(
+            exists=True,
+            dir_okay=False,
+            help="Read a snapshot or recorded catalogue instead of the network.",
+        ),
     ] = None,
     save_snapshot: Annotated[
         Path | None, typer.Option(help="Also write what was read to this file, for offline use.")
@@ -48,8 +53,16 @@ def endpoints(
 ) -> None:
     """Judge every endpoint of MODEL and print the verdicts with their reasons.
 
-    Exit code 5 if no endpoint is eligible.
+    Needs no key. Exit code 5 if no endpoint is eligible.
+
+    quantroute endpoints moonshotai/kimi-k2.5 --simulate
+
+    quantroute endpoints moonshotai/kimi-k2.5 --exclude Fireworks --accept-unknown Novita
+
+    quantroute endpoints moonshotai/kimi-k2.5 --save-snapshot kimi.json
     """
+    if snapshot is not None and save_snapshot is not None:
+        raise ConfigurationError("--save-snapshot needs a service to read: leave --snapshot out")
     policy = options.build_policy(
         exclude=exclude,
         only=only,
@@ -75,7 +88,7 @@ def endpoints(
 
     listing, bound = asyncio.run(run())
     if as_json:
-        typer.echo(json.dumps(_as_data(listing, bound), indent=2))
+        print_json(_as_data(listing, bound))
     else:
         _print(listing, bound)
     if not bound.eligible:
@@ -86,21 +99,20 @@ async def _judge(
     registry: ProviderRegistry, model: str, policy: ExclusionPolicy
 ) -> tuple[EndpointList, BoundPolicy]:
     listing = await registry.endpoints(model)
-    providers = (await registry.providers()).providers if policy.only or policy.exclude else ()
+    has_names = policy.only or policy.exclude or policy.accept_unknown
+    providers = (await registry.providers()).providers if has_names else ()
     bound = policy.bind(listing.endpoints, providers=providers, at=datetime.now(UTC))
     return listing, bound
 
 
 def _print(listing: EndpointList, bound: BoundPolicy) -> None:
-    console = Console()
     read_at = datetime.fromtimestamp(listing.fetched_at_s, UTC)
     stale = ", STALE" if listing.is_stale else ""
-    console.print(
-        verdict_table(bound, title=f"{listing.model}, listed {read_at:%Y-%m-%d %H:%M} UTC{stale}")
-    )
-    console.print(f"{len(bound.eligible)} of {len(bound.verdicts)} endpoints are eligible.")
+    title = f"{listing.model}, listed {read_at:%Y-%m-%d %H:%M} UTC{stale}"
+    show(verdict_table(bound, title=title, wording=as_options))
+    say(f"{len(bound.eligible)} of {len(bound.verdicts)} endpoints are eligible.")
     for problem in listing.problems:
-        console.print(f"left out: {problem}", style="yellow")
+        say(f"left out: {problem}")
 
 
 def _as_data(listing: EndpointList, bound: BoundPolicy) -> dict[str, Any]:
@@ -108,12 +120,12 @@ def _as_data(listing: EndpointList, bound: BoundPolicy) -> dict[str, Any]:
         "model": listing.model,
         "fetched_at_s": listing.fetched_at_s,
         "is_stale": listing.is_stale,
-        "endpoints": [verdict_data(verdict) for verdict in bound.verdicts],
+        "endpoints": [_verdict_data(verdict) for verdict in bound.verdicts],
         "problems": [str(problem) for problem in listing.problems],
     }
 
 
-def verdict_data(verdict: Verdict) -> dict[str, Any]:
+def _verdict_data(verdict: Verdict) -> dict[str, Any]:
     """One verdict as plain JSON values; prices are strings, exact."""
     endpoint = verdict.endpoint
     return {

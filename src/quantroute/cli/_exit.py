@@ -25,9 +25,9 @@ class ExitCode(enum.IntEnum):
     """Documented in the README; a test compares the two."""
 
     DONE = 0
-    CONFIGURATION = 2  # a wrong option, name, file or setting; nothing was sent
+    CONFIGURATION = 2  # a wrong option, name, file or setting; nothing was spent
     CAP_REACHED = 3  # stopped by the cap; raise it and rerun to go on
-    INCOMPLETE = 4  # finished, but some rows failed; rerun to try them again
+    INCOMPLETE = 4  # finished, but some rows failed or some charges are unknown; rerun
     NO_ENDPOINT = 5  # the policy leaves nothing, or the catalogue cannot be had
     ACCOUNT = 6  # key rejected, or the account is out of funds
     STORAGE = 7  # the run's files are damaged, locked or of another run

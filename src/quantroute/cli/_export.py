@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from quantroute.cli import _options as options
+from quantroute.cli._output import print_json, say
 from quantroute.cli._rundir import RunFolder
-from quantroute.errors import ConfigurationError
-from quantroute.generation import ExportReport, RowClass, RowStore, export_rows
+from quantroute.errors import DatasetError
+from quantroute.generation import ExportReport, RowStore, export_rows
 from quantroute.ledger import BudgetLedger
 
 
@@ -21,7 +21,11 @@ def export(
     path: Annotated[Path, typer.Argument(help="Output: .jsonl or .parquet.")],
     classes: Annotated[
         list[str] | None,
-        typer.Option("--class", help="Classes of answers to export (default: good); repeatable."),
+        typer.Option(
+            "--class",
+            metavar="CLASS",
+            help="A class of answers to export, e.g. truncated (default: good); repeatable.",
+        ),
     ] = None,
     partial: Annotated[
         bool, typer.Option("--partial", help="Also write unfinished conversations, apart.")
@@ -35,9 +39,14 @@ def export(
 
     Only rows whose every answer is of the chosen classes, from eligible endpoints. Beside the file
     stands PATH.manifest.json with counts, hashes, prices and the ledger.
+
+    quantroute export runs/b3 rows.jsonl
+
+    quantroute export runs/b3 rows.parquet --class good --class truncated
     """
     folder = RunFolder(run)
-    chosen = frozenset(_row_class(name) for name in classes or ["good"])
+    _refuse_existing(path, overwrite=overwrite)
+    chosen = frozenset(options.row_class(name, option="--class") for name in classes or ["good"])
 
     async def write() -> ExportReport:
         async with BudgetLedger.open(folder.existing_store()) as ledger:
@@ -53,26 +62,29 @@ def export(
 
     report = asyncio.run(write())
     if as_json:
-        typer.echo(
-            json.dumps(
-                {
-                    "path": str(report.path),
-                    "manifest": str(report.manifest_path),
-                    "rows": report.rows,
-                    "left_out": report.left_out,
-                    "sha256": report.sha256,
-                }
-            )
-        )
+        print_json(_as_data(report))
         return
-    typer.echo(f"{report.rows:,} rows in {report.path}, manifest in {report.manifest_path}")
+    say(f"{report.rows:,} rows in {report.path}, manifest in {report.manifest_path}")
+    if report.partial_path is not None:
+        say(f"{report.partial_rows:,} unfinished conversations in {report.partial_path}")
     for reason, count in sorted(report.left_out.items()):
-        typer.echo(f"left out: {count:,} {reason}")
+        say(f"left out: {count:,} {reason.replace('_', ' ')}")
+    if report.left_out and not report.rows:
+        say("no row is of the chosen classes; choose others with --class")
 
 
-def _row_class(name: str) -> RowClass:
-    try:
-        return RowClass(name.strip().lower().replace("-", "_"))
-    except ValueError:
-        known = ", ".join(item.value for item in RowClass)
-        raise ConfigurationError(f"--class {name}: not a class; use one of: {known}") from None
+def _refuse_existing(path: Path, *, overwrite: bool) -> None:
+    if path.exists() and not overwrite:
+        raise DatasetError(path=str(path), problem="exists; choose another name or add --overwrite")
+
+
+def _as_data(report: ExportReport) -> dict[str, Any]:
+    return {
+        "path": str(report.path),
+        "manifest": str(report.manifest_path),
+        "rows": report.rows,
+        "partial_path": None if report.partial_path is None else str(report.partial_path),
+        "partial_rows": report.partial_rows,
+        "left_out": report.left_out,
+        "sha256": report.sha256,
+    }

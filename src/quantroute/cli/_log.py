@@ -21,5 +21,6 @@ def configure_logging(*, verbose: bool) -> None:
         wrapper_class=structlog.make_filtering_bound_logger(
             logging.INFO if verbose else logging.WARNING
         ),
-        logger_factory=structlog.PrintLoggerFactory(file=sys.stderr),
+        # Looked up for each line: a progress bar puts its own stream there while it is shown.
+        logger_factory=lambda *_: structlog.PrintLogger(file=sys.stderr),
     )

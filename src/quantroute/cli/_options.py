@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from quantroute._http import OPENROUTER_URL, Service
 from quantroute.domain import Quantization, Sampling
 from quantroute.errors import ConfigurationError
+from quantroute.generation import RowClass
 from quantroute.policy import EvidenceTable, ExclusionPolicy
 
 DEFAULT_MODEL = "moonshotai/kimi-k2.5"
@@ -18,48 +18,80 @@ DEFAULT_MODEL = "moonshotai/kimi-k2.5"
 
 Exclude = Annotated[
     list[str] | None,
-    typer.Option("--exclude", help="Provider, slug or tag never to use; any spelling; repeatable."),
+    typer.Option(
+        "--exclude",
+        metavar="NAME",
+        help="Provider, slug or tag never to use, in any spelling; repeatable.",
+    ),
 ]
 Only = Annotated[
     list[str] | None,
-    typer.Option("--only", help="Use nothing but these providers, slugs or tags; repeatable."),
+    typer.Option(
+        "--only", metavar="NAME", help="Use nothing but this provider, slug or tag; repeatable."
+    ),
 ]
 Accept = Annotated[
     list[str] | None,
     typer.Option(
-        "--accept", help="A format to accept beside the native one, e.g. fp8; repeatable."
+        "--accept",
+        metavar="FORMAT",
+        help="A format to accept beside the native one, e.g. fp8; repeatable.",
     ),
 ]
 AcceptUnknown = Annotated[
     list[str] | None,
     typer.Option(
         "--accept-unknown",
+        metavar="NAME",
         help="A provider whose unlabelled endpoints you accept, or 'all'; repeatable.",
     ),
 ]
 Native = Annotated[
     str | None,
-    typer.Option("--native", help="The model's native format, if the evidence table lacks it."),
+    typer.Option(
+        "--native",
+        metavar="FORMAT",
+        help="The model's native format, if the evidence table lacks it.",
+    ),
 ]
 Evidence = Annotated[
     Path | None,
-    typer.Option("--evidence", help="Your own evidence table (TOML), added to the built-in one."),
+    typer.Option(
+        "--evidence",
+        exists=True,
+        dir_okay=False,
+        help="Your own evidence table (TOML), added to the built-in one.",
+    ),
 ]
 MaxInputPrice = Annotated[
-    str | None, typer.Option("--max-input-price", help="Ceiling in USD per million input tokens.")
+    str | None,
+    typer.Option(
+        "--max-input-price", metavar="USD", help="Ceiling in USD per million input tokens."
+    ),
 ]
 MaxOutputPrice = Annotated[
     str | None,
-    typer.Option("--max-output-price", help="Ceiling in USD per million output tokens."),
+    typer.Option(
+        "--max-output-price", metavar="USD", help="Ceiling in USD per million output tokens."
+    ),
 ]
 BaseUrl = Annotated[
     str,
     typer.Option(
-        "--base-url", envvar="QUANTROUTE_BASE_URL", help="The service, up to and with /api/v1."
+        "--base-url",
+        metavar="URL",
+        envvar="QUANTROUTE_BASE_URL",
+        help="The service, up to and with /api/v1.",
     ),
 ]
 CaFile = Annotated[
-    Path | None, typer.Option("--ca-file", help="PEM bundle to trust instead of the system's.")
+    Path | None,
+    typer.Option(
+        "--ca-file",
+        exists=True,
+        dir_okay=False,
+        help="PEM bundle to trust instead of the system's.",
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
@@ -109,9 +141,17 @@ def build_sampling(
     return Sampling(temperature=temperature, top_p=top_p, seed=seed, reasoning=thinking)
 
 
-def build_service(base_url: str, ca_file: Path | None) -> Service:
-    """The service to talk to."""
-    return Service(base_url=base_url or OPENROUTER_URL, ca_file=ca_file)
+def row_class(name: str, *, option: str) -> RowClass:
+    """The class of answers that `option` names.
+
+    Raises:
+        ConfigurationError: there is no such class; the message lists those there are.
+    """
+    try:
+        return RowClass(name.strip().lower().replace("-", "_").replace(" ", "_"))
+    except ValueError:
+        known = ", ".join(item.value for item in RowClass)
+        raise ConfigurationError(f"{option} {name!r} is not a class; use one of: {known}") from None
 
 
 def _format(label: str) -> Quantization:

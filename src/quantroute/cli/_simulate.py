@@ -10,20 +10,31 @@ from typing import Annotated
 import typer
 
 from quantroute.cli._service import read_scenario
+from quantroute.errors import ConfigurationError
 
 
 def simulate(
     catalogue: Annotated[
-        Path | None, typer.Option(help="Serve a recorded catalogue (.json or .json.gz).")
+        Path | None,
+        typer.Option(
+            exists=True, dir_okay=False, help="Serve a recorded catalogue (.json or .json.gz)."
+        ),
     ] = None,
-    scenario: Annotated[Path | None, typer.Option(help="Scenario file (TOML).")] = None,
+    scenario: Annotated[
+        Path | None, typer.Option(exists=True, dir_okay=False, help="Scenario file (TOML).")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
-    port: Annotated[int, typer.Option(help="Port on 127.0.0.1; 0 takes a free one.")] = 0,
+    port: Annotated[
+        int, typer.Option(min=0, max=65_535, help="Port on 127.0.0.1; 0 takes a free one.")
+    ] = 0,
 ) -> None:
     """Serve an OpenRouter-compatible service on 127.0.0.1: rehearse a run before spending money.
 
-    Prints the base URL and the key it accepts; point any client there with `--base-url`.
+    Prints the base URL and the key it accepts; point any client there with `--base-url`. Without a
+    scenario or catalogue it serves the Kimi K2.5 case that ships with the package. Ctrl+C ends it.
     """
+    if scenario is not None and catalogue is not None:
+        raise ConfigurationError("give --scenario or --catalogue; a scenario may name a catalogue")
     from quantroute.simulator import DEFAULT_API_KEY, serve
 
     chosen = read_scenario(catalogue, scenario)

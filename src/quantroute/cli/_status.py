@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from quantroute._http import OPENROUTER_URL, Service
 from quantroute.cli import _options as options
 from quantroute.cli._exit import ExitCode
+from quantroute.cli._output import (
+    counts_data,
+    print_json,
+    print_reconciliation,
+    rows_lines,
+    say,
+    show,
+    statement_data,
+)
 from quantroute.cli._rundir import RunFolder
 from quantroute.client import Client, Reconciliation
 from quantroute.generation import RowCounts, RowStore
@@ -28,7 +35,10 @@ def status(
     ] = False,
     as_json: options.Json = False,
 ) -> None:
-    """Show a run's rows by class, its ledger by endpoint, and what is still unknown."""
+    """Show a run's ledger by endpoint, its rows by class, and what is still unknown.
+
+    Safe while the run is under way.
+    """
     folder = RunFolder(run)
 
     async def look() -> tuple[Balance, tuple[StatementLine, ...], tuple[RowCounts, ...]]:
@@ -46,53 +56,37 @@ def status(
 
     balance, statement, counts = asyncio.run(look())
     if as_json:
-        typer.echo(json.dumps(_as_data(balance, statement, counts), indent=2))
+        print_json(_as_data(balance, statement, counts))
         return
-    console = Console()
-    console.print(ledger_table(statement, title=str(folder.path)))
-    console.print(balance_line(balance))
-    for count in counts:
-        what = count.row_class.value if count.row_class else count.state.value
-        console.print(f"{count.dataset}: {count.rows:,} {what}")
+    if statement:
+        show(ledger_table(statement, title="ledger"))
+    say(balance_line(balance))
     if balance.held_entries:
-        console.print(
-            f"{balance.held_entries} charges are unknown "
-            f"({format_usd(balance.held_pusd, places=6)} reserved); run `quantroute reconcile`"
+        say(
+            f"{balance.held_entries:,} charges are unknown "
+            f"({format_usd(balance.held_pusd, places=6)} reserved); "
+            f"`quantroute reconcile {run}` finds out"
         )
+    for line in rows_lines(counts):
+        say(line)
     if verify:
-        console.print("the journal, replayed, agrees with every sum")
+        say("the journal, replayed, agrees with every sum")
 
 
 def _as_data(
     balance: Balance, statement: tuple[StatementLine, ...], counts: tuple[RowCounts, ...]
-) -> dict[str, object]:
+) -> dict[str, Any]:
     return {
         "cap_pusd": None if balance.cap is NO_CAP else balance.cap,
         "posted_pusd": balance.posted_pusd,
         "pending_pusd": balance.pending_pusd,
         "held_entries": balance.held_entries,
+        "held_pusd": balance.held_pusd,
         "input_tokens": balance.input_tokens,
         "output_tokens": balance.output_tokens,
         "reasoning_tokens": balance.reasoning_tokens,
-        "by_endpoint": [
-            {
-                "account": line.account,
-                "endpoint": line.endpoint,
-                "attempts": line.entries,
-                "output_tokens": line.output_tokens,
-                "posted_pusd": line.posted_pusd,
-            }
-            for line in statement
-        ],
-        "rows": [
-            {
-                "dataset": count.dataset,
-                "state": count.state.value,
-                "class": count.row_class.value if count.row_class else None,
-                "rows": count.rows,
-            }
-            for count in counts
-        ],
+        "by_endpoint": statement_data(statement),
+        "rows": counts_data(counts),
     }
 
 
@@ -107,8 +101,9 @@ def reconcile(
     quiet_s: Annotated[
         float | None,
         typer.Option(
+            min=0.0,
             help="Least age in seconds of requests without an id, before the key's usage "
-            "settles them (default: the total timeout)."
+            "settles them (default: the total timeout).",
         ),
     ] = None,
     base_url: options.BaseUrl = OPENROUTER_URL,
@@ -116,7 +111,8 @@ def reconcile(
 ) -> None:
     """Find out what lost answers cost: generation records first, then the key's own usage.
 
-    Exit code 4 if some charges are still unknown.
+    Needs the key that paid. Exit code 4 if some charges are still unknown: try again later, or
+    charge them at their full reservation with --charge-bound.
     """
     folder = RunFolder(run)
 
@@ -129,16 +125,7 @@ def reconcile(
             return done, ledger.balance()
 
     done, balance = asyncio.run(settle())
-    typer.echo(
-        f"settled {done.settled_by_record} by record, {done.settled_by_key_usage} by the key's "
-        f"usage, {done.settled_at_bound} at the bound; {done.still_held} still unknown"
-    )
-    if done.key_difference_pusd:
-        typer.echo(
-            "the key's usage exceeds the ledger by "
-            f"{format_usd(done.key_difference_pusd, places=6)}: other use of the same key, "
-            "or charges that are still unknown"
-        )
-    typer.echo(balance_line(balance))
+    print_reconciliation(done)
+    say(balance_line(balance))
     if done.still_held:
         raise typer.Exit(ExitCode.INCOMPLETE)

@@ -25,8 +25,19 @@ def input_bound_tokens(messages: Sequence[Message]) -> int:
     bounds the number of tokens; English text has four to five bytes a token, so the bound is loose
     where it costs little (input) and certain where certainty is promised.
     """
-    text_bytes = sum(len(message["content"].encode()) for message in messages)
+    text_bytes = sum(
+        _text_bytes(part)
+        for message in messages
+        for name, part in message.items()
+        if name != "role"
+    )
     return text_bytes + _TEMPLATE_TOKENS_PER_MESSAGE * len(messages) + _TEMPLATE_TOKENS_PER_REQUEST
+
+
+def _text_bytes(part: object) -> int:
+    """Bytes of one field of a message; replayed reasoning is read by the model like content."""
+    text = part if isinstance(part, str) else json.dumps(part, ensure_ascii=False)
+    return len(text.encode())
 
 
 def encode_body(request: ChatRequest, *, max_tokens: int, preferences: Mapping[str, Any]) -> bytes:

@@ -68,10 +68,14 @@ class Catalogue:
         known = self._offers.get(key)
         if known is not None and known.listing is listing:
             return known
-        # A name must match something when a run begins; during it, what it named may be gone.
-        offers = await self._judge(listing, key[1], must_match=known is None)
-        self._offers[key] = offers
-        return offers
+        providers = await self._providers()
+        # Two thousand rows may have waited for that list together; the first one back judges.
+        known = self._offers.get(key)
+        if known is None or known.listing is not listing:
+            # A name must match something when a run begins; during it, what it named may be gone.
+            known = self._judge(listing, providers, key[1], must_match=known is None)
+            self._offers[key] = known
+        return known
 
     def candidates(self, offers: Offers, request: ChatRequest) -> tuple[Candidate, ...]:
         """Endpoints among `offers` that may serve `request`, cheapest first.
@@ -119,12 +123,20 @@ class Catalogue:
         except RegistryError:
             return  # the registry has said so; the stale listing stands
 
-    async def _judge(
-        self, listing: EndpointList, required: frozenset[str], *, must_match: bool
-    ) -> Offers:
-        providers: Sequence[Provider] = ()
+    async def _providers(self) -> Sequence[Provider]:
+        """The provider list, if names have to be compared with it."""
         if self.policy.only or self.policy.exclude or self.policy.accept_unknown:
-            providers = tuple((await self.registry.providers()).providers)
+            return (await self.registry.providers()).providers
+        return ()
+
+    def _judge(
+        self,
+        listing: EndpointList,
+        providers: Sequence[Provider],
+        required: frozenset[str],
+        *,
+        must_match: bool,
+    ) -> Offers:
         policy = replace(
             self.policy, required_parameters=self.policy.required_parameters | required
         )

@@ -28,6 +28,7 @@ class Kind(enum.Enum):
     NO_ENDPOINT = "no endpoint"  # what we pinned is not there (any more)
     OUT_OF_FUNDS = "out of funds"
     KEY_REJECTED = "key rejected"
+    MISDIRECTED = "misdirected"  # not the service: a redirect, or a proxy that wants credentials
     UNKNOWN = "unknown"  # the wire failed after sending: nobody knows
 
 
@@ -93,7 +94,7 @@ _EDGE_STATUSES: Final = range(520, 528)
 
 def classify(reply: Reply) -> Classified:
     """The one kind of a reply, streamed or not."""
-    if reply.error is None and reply.http_status == 200:
+    if reply.error is None and reply.is_success:
         return _classify_answer(reply)
     error = reply.error or ServiceError(status=None, message="(no message)")
     return _classify_error(reply, error)
@@ -129,6 +130,10 @@ def _classify_error(reply: Reply, error: ServiceError) -> Classified:
 
     is_upstream = error.provider_name is not None
     match status:
+        case 407 if not reply.is_success:
+            return outcome(Kind.MISDIRECTED)
+        case _ if 300 <= status < 400:
+            return outcome(Kind.MISDIRECTED)
         case 401 | 402 if is_upstream:  # the provider's own trouble with the service
             return outcome(Kind.TRANSIENT)
         case 401:
@@ -156,9 +161,11 @@ def _classify_error(reply: Reply, error: ServiceError) -> Classified:
 def _effective_status(reply: Reply, error: ServiceError) -> int:
     """The status to act on: the body's code under a 200, else the HTTP status; types break ties."""
     typed = _STATUS_BY_TYPE.get(error.error_type or "")
-    stated = error.status if reply.http_status == 200 else reply.http_status
+    stated = error.status if reply.is_success else reply.http_status
     status = stated or typed or 500
-    is_server_error = status >= 500 or status == 200
+    if reply.is_success and status < 400:
+        status = 500  # an error that calls itself 200, or anything else that is none
+    is_server_error = status >= 500
     if is_server_error and (
         error.error_type in _PERMANENT_TYPES or _TOO_LONG.search(error.message)
     ):
@@ -167,4 +174,4 @@ def _effective_status(reply: Reply, error: ServiceError) -> int:
         return 402
     if status == 400 and typed == 404:  # "model_not_found" arrives as 400
         return 404
-    return 500 if status == 200 else status
+    return status

@@ -8,6 +8,7 @@ import enum
 import random
 import warnings
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -15,6 +16,7 @@ from typing import Final, Self
 from quantroute._http import Service, SessionPool
 from quantroute.client._catalogue import Catalogue
 from quantroute.client._dispatch import Dispatcher
+from quantroute.client._engine import Engine
 from quantroute.client._outcome import (
     Answer,
     Answered,
@@ -26,7 +28,7 @@ from quantroute.client._outcome import (
 )
 from quantroute.client._reconcile import KeyUsage, Reconciler, Reconciliation
 from quantroute.client._retry import RetryPolicy
-from quantroute.client._row import Engine, RowRun
+from quantroute.client._row import RowRun
 from quantroute.client._transport import Timeouts, Transport
 from quantroute.clock import Clock, SystemClock
 from quantroute.domain import Message, Sampling
@@ -37,6 +39,7 @@ from quantroute.errors import (
     QuantrouteError,
     RateLimited,
     RequestRefused,
+    TransportError,
 )
 from quantroute.ledger import ROOT, Account, BudgetLedger
 from quantroute.policy import BoundPolicy, ExclusionPolicy
@@ -193,7 +196,7 @@ class Client:
             sessions=self._sessions,
             timeouts=self._timeouts,
             clock=self._clock,
-            redactor=self.key.redactor(),
+            key=self.key,
         )
         router = Router(self.max_in_flight, limits=self._limits, breakers=self._breakers)
         self._engine = Engine(
@@ -213,11 +216,13 @@ class Client:
         self._state = _State.OPEN
 
     async def _close_resources(self, ledger: BudgetLedger) -> None:
-        await self._sessions.close()
-        if self._registry is not None and self._registry is not self._given_registry:
-            await self._registry.aclose()
-        if ledger is not self._given_ledger:
-            await ledger.aclose()
+        # One that fails, or a cancellation, must not leave the others open.
+        async with AsyncExitStack() as stack:
+            if ledger is not self._given_ledger:
+                stack.push_async_callback(ledger.aclose)
+            if self._registry is not None and self._registry is not self._given_registry:
+                stack.push_async_callback(self._registry.aclose)
+            stack.push_async_callback(self._sessions.close)
 
     # -- requests ---------------------------------------------------------------------------------
 
@@ -242,7 +247,8 @@ class Client:
             BudgetExceeded: the worst case of this request does not fit under the cap.
             NoEligibleEndpoint: the policy excludes every endpoint; the error lists the reasons.
             RequestRefused: the service refuses this request for good.
-            RateLimited, ProviderDown, InvalidResponse: attempts or waiting time used up.
+            RateLimited, ProviderDown, InvalidResponse, TransportError: attempts or waiting time
+                used up; the class tells what came of the last one.
             AccountError: no funds, or the key is not accepted.
         """
         if isinstance(messages, str):
@@ -388,6 +394,10 @@ def _failure(gave_up: GaveUp) -> QuantrouteError:
     kind = gave_up.detail.get("kind")
     if kind in ("rate limited", "account limited"):
         return RateLimited(problem=gave_up.problem, status=status, attempt=gave_up.attempts)
+    if status == 0:
+        return TransportError(
+            problem=gave_up.problem, maybe_billed=kind == "unknown", attempt=gave_up.attempts
+        )
     if status >= 400:
         return ProviderDown(problem=gave_up.problem, status=status, attempt=gave_up.attempts)
     return InvalidResponse(problem=gave_up.problem, attempt=gave_up.attempts)

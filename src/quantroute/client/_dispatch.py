@@ -75,10 +75,14 @@ class Dispatcher:
 
     async def slot(self) -> None:
         """Wait until nobody is waiting for a lease and fewer than the maximum are in flight."""
-        while self._waiting or self.router.in_flight >= self.router.max_in_flight:
+        while not self._has_slot:
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._feeders.append(turn)
             await turn
+
+    @property
+    def _has_slot(self) -> bool:
+        return not self._waiting and self.router.in_flight < self.router.max_in_flight
 
     def abort(self, reason: Exception) -> None:
         """Raise `reason` in everybody who waits, for a lease or for a slot."""
@@ -114,12 +118,12 @@ class Dispatcher:
         self._arm(now_s)
 
     def _wake_feeders(self) -> None:
-        if not self._waiting and self.router.in_flight < self.router.max_in_flight:
-            while self._feeders:
-                turn = self._feeders.popleft()
-                if not turn.done():
-                    turn.set_result(None)
-                    return
+        # All of them: whoever is woken may have been cancelled, or may have nothing to send, and
+        # must not take the others' turn along. There are few, and each looks again.
+        while self._has_slot and self._feeders:
+            turn = self._feeders.popleft()
+            if not turn.done():
+                turn.set_result(None)
 
     def _arm(self, now_s: float) -> None:
         """One timer, for the earliest moment at which time alone makes room."""

@@ -72,8 +72,8 @@ class Answer:
     `content` and `reasoning` are exactly what the model wrote ("" and None when absent).
     `cost_pusd` is the posted charge, None while the ledger holds the reservation until the bill is
     known. `flags` name oddities: "served_mismatch", "model_mismatch", "usage_missing",
-    "usage_contradiction", "cost_missing", "zero_cost", "overrun", "no_finish_reason",
-    "secret_redacted".
+    "usage_contradiction", "cost_missing", "zero_cost", "overrun", "secret_redacted",
+    "no_finish_reason" and "no_done" (a stream that ended with only one of its two ends).
     Units: seconds from sending to the first byte of the answer, and to its end.
     """
 

@@ -18,11 +18,14 @@ killed run, an answer without usage. Two sources settle it later, in this order.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Final
+from urllib.parse import quote
 
 from quantroute._log import get_logger
 from quantroute.client._reply import loads
@@ -30,7 +33,7 @@ from quantroute.client._transport import Transport
 from quantroute.client._wire import WireGeneration, WireKey
 from quantroute.clock import Clock
 from quantroute.domain import TokenUsage
-from quantroute.errors import TransportError
+from quantroute.errors import EntryStateError, TransportError
 from quantroute.ledger import Basis, BudgetLedger, Charge, OpenEntry
 from quantroute.money import parse_reported_usd, to_pusd
 from quantroute.secrets import EnvKey
@@ -43,6 +46,7 @@ log = get_logger("quantroute.client")
 _RECORD_PATIENCE_S: Final = 45.0
 _FIRST_PAUSE_S: Final = 0.25
 _LONGEST_PAUSE_S: Final = 8.0
+_LOOKUPS_AT_ONCE: Final = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,14 +145,8 @@ class Reconciler:
         deadline_s = self.clock.now_s() + patience_s
         pause_s, settled = _FIRST_PAUSE_S, 0
         while entries:
-            remaining = []
-            for entry in entries:
-                charge = await self._recorded_charge(entry)
-                if charge is None:
-                    remaining.append(entry)
-                else:
-                    await self.ledger.post(entry.entry_id, charge)
-                    settled += 1
+            remaining = await self._settle_recorded(entries, deadline_s)
+            settled += len(entries) - len(remaining)
             entries = remaining
             if not entries or self.clock.now_s() + pause_s > deadline_s:
                 break
@@ -156,15 +154,55 @@ class Reconciler:
             pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
         return settled
 
-    async def _recorded_charge(self, entry: OpenEntry) -> Charge | None:
-        """The billed charge of one generation; None while there is no record."""
+    async def _settle_recorded(
+        self, entries: Sequence[OpenEntry], deadline_s: float
+    ) -> list[OpenEntry]:
+        """Those among `entries` that have no record yet; one look at each, a few at a time.
+
+        Once the service has failed to answer and the deadline is over, the rest is not asked for:
+        one that hangs must not hold up thousands of entries for half a minute each.
+        """
+        waiting, remaining = iter(entries), list[OpenEntry]()
+        is_silent = False
+
+        async def worker() -> None:
+            nonlocal is_silent
+            for entry in waiting:
+                charge = None
+                if not (is_silent and self.clock.now_s() > deadline_s):
+                    try:
+                        charge = await self._recorded_charge(entry)
+                    except TransportError as error:
+                        is_silent = True
+                        log.warning("generation record not available", problem=error.problem)
+                if charge is None:
+                    remaining.append(entry)
+                else:
+                    await self._post(entry, charge)
+
         try:
-            status, body = await self.transport.get(
-                f"/generation?id={entry.generation_id}", headers=self.key.headers()
-            )
-        except TransportError as error:
-            log.warning("generation record not available", problem=error.problem)
-            return None
+            async with asyncio.TaskGroup() as group:
+                for _ in range(min(_LOOKUPS_AT_ONCE, len(entries))):
+                    group.create_task(worker())
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+        return remaining
+
+    async def _post(self, entry: OpenEntry, charge: Charge) -> None:
+        # Another process on the same ledger may reconcile as well, and have been first.
+        with contextlib.suppress(EntryStateError):
+            await self.ledger.post(entry.entry_id, charge)
+
+    async def _recorded_charge(self, entry: OpenEntry) -> Charge | None:
+        """The billed charge of one generation; None while there is no record.
+
+        Raises:
+            TransportError: the service did not answer.
+        """
+        status, body = await self.transport.get(
+            f"/generation?id={quote(entry.generation_id or '', safe='')}",
+            headers=self.key.headers(),
+        )
         if status != 200:
             return None
         wire = WireGeneration.model_validate(_data(body))
@@ -173,6 +211,8 @@ class Reconciler:
             return None
         if wire.is_byok:
             cost_usd += parse_reported_usd(wire.upstream_inference_cost) or Decimal(0)
+        if parse_reported_usd(cost_usd) is None:
+            return None  # the sum is beyond what a journal can hold
         return Charge(
             amount_pusd=to_pusd(cost_usd),
             basis=Basis.RECORD,
@@ -198,8 +238,8 @@ class Reconciler:
         for entry in entries:
             share = min(remainder, entry.reserved_pusd)
             remainder -= share
-            await self.ledger.post(
-                entry.entry_id,
+            await self._post(
+                entry,
                 Charge(amount_pusd=share, basis=Basis.KEY_USAGE, usage=None, generation_id=None),
             )
         return len(entries), remainder
@@ -215,8 +255,8 @@ class Reconciler:
     async def _settle_at_bound(self) -> int:
         entries = await self.ledger.unresolved()
         for entry in entries:
-            await self.ledger.post(
-                entry.entry_id,
+            await self._post(
+                entry,
                 Charge(
                     amount_pusd=entry.reserved_pusd,
                     basis=Basis.BOUND,

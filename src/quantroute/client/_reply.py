@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from decimal import Decimal
-from typing import Any
+from decimal import Decimal, InvalidOperation
+from typing import Any, Final
 
 from quantroute.client._sse import EventStream
 from quantroute.client._wire import WireError, WireMessage, WireReply, WireUsage
@@ -18,7 +18,11 @@ from quantroute.domain import TokenUsage
 from quantroute.money import parse_reported_usd
 from quantroute.secrets import Redactor
 
-__all__ = ["BodyDecoder", "Reply", "ServiceError", "StreamDecoder", "loads"]
+__all__ = ["BodyDecoder", "Reply", "ServiceError", "StreamDecoder", "header", "loads", "shortened"]
+
+
+_LARGEST_EXPONENT: Final = 400
+_LONGEST_NAME: Final = 400
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,18 +66,35 @@ class Reply:
     flags: tuple[str, ...] = ()
 
     @property
+    def is_success(self) -> bool:
+        """Whether the status was one of success; a transforming proxy may make a 203 of a 200."""
+        return 200 <= self.http_status < 300
+
+    @property
     def has_text(self) -> bool:
         """Whether the model produced anything at all."""
         return bool(self.content or self.reasoning)
 
 
 def loads(raw: str | bytes) -> Any:
-    """JSON with exact numbers; NaN and infinities become None instead of floats.
+    """JSON with exact numbers; what no count or amount can be (NaN, 1e999) becomes None.
 
     Raises:
-        ValueError: not JSON.
+        ValueError: not JSON, or nested beyond what can be read.
     """
-    return json.loads(raw, parse_float=Decimal, parse_constant=lambda _: None)
+    try:
+        return json.loads(raw, parse_float=_number, parse_constant=lambda _: None)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def _number(digits: str) -> Decimal | None:
+    try:
+        number = Decimal(digits)
+    except InvalidOperation:
+        return None
+    # 1e999999999 is eleven bytes of JSON and a gigabyte as an int.
+    return number if abs(number.adjusted()) <= _LARGEST_EXPONENT else None
 
 
 @dataclass(slots=True)
@@ -145,6 +166,8 @@ class StreamDecoder:
         flags = []
         if self._saw_done and self._assembly.finish_reason is None:
             flags.append("no_finish_reason")
+        elif self._assembly.finish_reason is not None and not self._saw_done:
+            flags.append("no_done")
         return self._assembly.reply(
             is_json=self._assembly.events > 0,
             is_complete=self._saw_done or self._assembly.finish_reason is not None,
@@ -236,7 +259,7 @@ class _Assembly:
             flags = [*flags, "secret_redacted"]  # a key cut in two by chunk borders
         usage, cost_usd, is_byok = _usage(self._usage)
         error = self._error
-        if error is None and self.http_status != 200:
+        if error is None and not 200 <= self.http_status < 300:
             error = ServiceError(status=None, message=self.redactor.text(excerpt))
         return Reply(
             http_status=self.http_status,
@@ -246,8 +269,8 @@ class _Assembly:
             has_choice=self._has_choice,
             content=clean_content,
             reasoning=clean_reasoning or None,
-            finish_reason=self.finish_reason,
-            native_finish_reason=self._native_finish_reason,
+            finish_reason=self._clean(self.finish_reason),
+            native_finish_reason=self._clean(self._native_finish_reason),
             usage=usage,
             cost_usd=cost_usd,
             is_byok=is_byok,
@@ -260,7 +283,10 @@ class _Assembly:
         )
 
     def _clean(self, text: str | None) -> str | None:
-        return None if text is None else self.redactor.answer(text)
+        """A name or an id as it may be stored: no key in it, and text that UTF-8 can carry."""
+        if text is None:
+            return None
+        return self.redactor.answer(text).encode("utf-8", "replace").decode()[:_LONGEST_NAME]
 
 
 def reasoning_text(message: WireMessage) -> str:
@@ -312,7 +338,7 @@ def _service_error(wire: WireError, redactor: Redactor) -> ServiceError:
     retry_after = parse_reported_usd(availability.retry_after) if availability else None
     return ServiceError(
         status=wire.status,
-        message=redactor.text(_shortened(message)),
+        message=shortened(redactor.text(shortened(message, most=4_000))),
         error_type=_first(
             metadata.error_type if metadata else None,
             availability.code if availability else None,
@@ -335,13 +361,14 @@ def _raw_text(raw: object) -> str:
     return raw if isinstance(raw, str) else json.dumps(raw, default=str)
 
 
-def _shortened(text: str, *, most: int = 300) -> str:
-    text = " ".join(text.split())
+def shortened(text: str, *, most: int = 300) -> str:
+    """One line of at most `most` characters that UTF-8 can carry."""
+    text = " ".join(text.encode("utf-8", "replace").decode().split())
     return text if len(text) <= most else text[: most - 3] + "..."
 
 
 def _excerpt(raw: bytes) -> str:
-    return _shortened(raw[:2000].decode("utf-8", "replace"))
+    return shortened(raw[:2000].decode("utf-8", "replace"))
 
 
 def header(headers: Mapping[str, str], name: str) -> str | None:

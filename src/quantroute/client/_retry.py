@@ -12,6 +12,7 @@ from typing import Final
 from quantroute.client._classify import Classified, Kind
 from quantroute.client._reply import header
 from quantroute.errors import ConfigurationError
+from quantroute.routing import Feedback
 
 __all__ = ["GiveUp", "Retry", "RetryPolicy", "backoff_s", "next_step", "retry_after_s"]
 
@@ -87,6 +88,8 @@ def next_step(
     if paid_errors >= policy.max_paid_attempts:
         return GiveUp(f"{paid_errors} attempts cost money without an answer")
     own_s = backoff_s(errors - 1, base_s=policy.base_s, cap_s=policy.cap_s, rng=rng)
+    if outcome.feedback is Feedback.FAULT:
+        return Retry(own_s)  # a hint pauses the endpoint that gave it, not the row: see the router
     return Retry(max(own_s, outcome.retry_after_s or 0.0))
 
 

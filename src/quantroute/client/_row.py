@@ -11,19 +11,17 @@ is settled without having been handed to the caller's sink in the same transacti
 from __future__ import annotations
 
 import asyncio
-import copy
-import random
+import contextlib
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Final, TypeVar
 
 from quantroute._log import get_logger
 from quantroute.client._body import encode_body
-from quantroute.client._catalogue import Catalogue, Offers, TooLong
+from quantroute.client._catalogue import Offers, TooLong
 from quantroute.client._classify import Classified, Kind, classify
-from quantroute.client._dispatch import Dispatcher
+from quantroute.client._engine import Engine
 from quantroute.client._outcome import (
     Answer,
     Answered,
@@ -34,118 +32,29 @@ from quantroute.client._outcome import (
     Provenance,
     RowRefused,
 )
-from quantroute.client._retry import Retry, RetryPolicy, next_step
+from quantroute.client._retry import Retry, next_step
 from quantroute.client._settlement import Hold, Post, Settlement, Void, settle
-from quantroute.client._transport import Exchange, Transport
-from quantroute.clock import Clock
+from quantroute.client._transport import Exchange
 from quantroute.domain import EndpointKey
 from quantroute.errors import (
     AccountError,
+    BudgetError,
     BudgetExceeded,
+    ConfigurationError,
     CreditsExhausted,
+    JournalError,
     KeyRejected,
-    QuantrouteError,
     TransportError,
 )
-from quantroute.ledger import BudgetLedger, EntryId
+from quantroute.ledger import EntryId
 from quantroute.policy import ExclusionPolicy, pinned_preferences, served_by
 from quantroute.routing import Candidate, Feedback, Lease
 from quantroute.secrets import EnvKey
 from quantroute.storage import Work
 
-__all__ = ["Engine", "RowRun"]
+__all__ = ["RowRun"]
 
-T = TypeVar("T")
 log = get_logger("quantroute.client")
-
-#: So many rows refused in a row with the same words, without one answer between them, mean that the
-#: account or the configuration is at fault, not the rows.
-_SAME_REFUSALS: Final = 25
-
-
-@dataclass(slots=True, kw_only=True)
-class Engine:
-    """What the rows of one open client share."""
-
-    ledger: BudgetLedger
-    catalogue: Catalogue
-    dispatcher: Dispatcher
-    transport: Transport
-    retry: RetryPolicy
-    key: EnvKey
-    clock: Clock
-    rng: random.Random
-    stop: asyncio.Event = field(default_factory=asyncio.Event)
-    stopped_by: QuantrouteError | None = None
-    live_rows: int = 0
-    _last_refusal: tuple[int, str] | None = None
-    _refusals_in_a_row: int = 0
-
-    def stop_admitting(self, reason: QuantrouteError) -> None:
-        """Send nothing new: rows without a request in flight raise `reason` where they wait."""
-        if self.stopped_by is None:
-            self.stopped_by = reason
-            self.stop.set()
-            self.dispatcher.abort(reason)
-
-    def admit_again(self) -> None:
-        """Take back `stop_admitting`."""
-        self.stopped_by = None
-        self.stop.clear()
-
-    def check_admission(self) -> None:
-        """Raise what stopped the client, if anything did."""
-        if self.stopped_by is not None:
-            raise copy.copy(self.stopped_by)  # shared instances pile up tracebacks
-
-    async def unless_stopped(
-        self, waiting: Coroutine[Any, Any, T], *, undo: Callable[[T], Awaitable[None]] | None = None
-    ) -> T:
-        """`await waiting`, cut short by `stop_admitting`.
-
-        If the result comes in the same instant as the stop or a cancellation, `undo` gets it.
-        """
-        self.check_admission()
-        task = asyncio.ensure_future(waiting)
-        stop = asyncio.ensure_future(self.stop.wait())
-        is_delivered = False
-        try:
-            await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
-            if task.done():
-                is_delivered = True
-                return task.result()
-            self.check_admission()
-            is_delivered = True
-            return await task  # admitted again in the meantime
-        finally:
-            stop.cancel()
-            if not is_delivered:
-                task.cancel()
-                await asyncio.wait({task})
-                if undo and not task.cancelled() and task.exception() is None:
-                    await undo(task.result())
-
-    def count_refusal(self, refused: RowRefused) -> None:
-        """Notice when every row is refused alike.
-
-        Raises:
-            AccountError: it happened often enough to stop the run.
-        """
-        refusal = (refused.status, refused.problem)
-        self._refusals_in_a_row = (
-            self._refusals_in_a_row + 1 if refusal == self._last_refusal else 1
-        )
-        self._last_refusal = refusal
-        if self._refusals_in_a_row >= _SAME_REFUSALS:
-            raise AccountError(
-                problem=f"the service refused {self._refusals_in_a_row} rows in a row alike "
-                f"(status {refused.status}: {refused.problem}); check model, parameters and key",
-                status=refused.status,
-            )
-
-    def count_answer(self) -> None:
-        """An answer came: refusals are the rows' own."""
-        self._last_refusal, self._refusals_in_a_row = None, 0
 
 
 @dataclass(slots=True)
@@ -192,17 +101,28 @@ class RowRun:
     ) -> Answered | Classified:
         headers = self.engine.key.headers()  # read now; if it is missing, nothing is reserved
         lease, entry_id = await self._admit(candidates)
+        if self.engine.stopped_by is not None:  # while the reservation was being written
+            await self._never_sent(lease, entry_id)
+            self.engine.check_admission()
         self._attempts += 1
         try:
             exchange = await self._send(lease.candidate, entry_id, offers.policy, headers)
         except TransportError as error:
             return await self._lost(lease, entry_id, error)
+        except ConfigurationError:  # no session to send it by
+            await self._never_sent(lease, entry_id)
+            raise
         except BaseException:
             # Cancelled, or a bug: the request may be under way, so the reservation stays.
             self.engine.dispatcher.release(lease, Feedback.NEUTRAL)
-            await self.engine.ledger.hold(entry_id, reason="cancelled while in flight")
+            # With a broken store the next opening holds it; the cancellation is what must be told.
+            with contextlib.suppress(JournalError):
+                await self.engine.ledger.hold(entry_id, reason="cancelled while in flight")
             raise
         outcome = classify(exchange.reply)
+        stopper = self._stopper(outcome)
+        if stopper is not None:  # before the slot is free: else the next row would go the same way
+            self.engine.stop_admitting(stopper)
         flags = self._served_flags(lease.candidate, exchange)
         self._release(lease, outcome, is_mismatch="served_mismatch" in flags)
         settlement = settle(
@@ -232,15 +152,21 @@ class RowRun:
             engine.dispatcher.release(lease, Feedback.NEUTRAL)
             raise
 
-        async def give_back(entry_id: EntryId) -> None:
-            await engine.ledger.void(entry_id, reason="never sent")
-
-        entry_id = await engine.unless_stopped(self._reserve(candidate, wait=True), undo=give_back)
+        entry_id = await engine.unless_stopped(
+            self._reserve(candidate, wait=True), undo=self._give_back
+        )
         try:
             return await self._lease([candidate]), entry_id
         except BaseException:
-            await give_back(entry_id)
+            await self._give_back(entry_id)
             raise
+
+    async def _never_sent(self, lease: Lease, entry_id: EntryId) -> None:
+        self.engine.dispatcher.release(lease, Feedback.NEUTRAL)
+        await self._give_back(entry_id)
+
+    async def _give_back(self, entry_id: EntryId) -> None:
+        await self.engine.ledger.void(entry_id, reason="never sent")
 
     async def _lease(self, candidates: Sequence[Candidate]) -> Lease:
         self.engine.check_admission()
@@ -310,9 +236,16 @@ class RowRun:
         self, answer: Answer, entry_id: EntryId, settlement: Settlement
     ) -> Answered:
         also, failure = self._ask_sink(answer, entry_id)
-        await self._apply(
-            entry_id, settlement, generation_id=answer.provenance.generation_id, also=also
-        )
+        generation_id = answer.provenance.generation_id
+        try:
+            await self._apply(entry_id, settlement, generation_id=generation_id, also=also)
+        except (BudgetError, asyncio.CancelledError):
+            raise  # of a cancelled wait the work is done all the same
+        except BaseException:
+            # The sink's work failed and took the charge back with it. The money is gone whatever
+            # becomes of the text.
+            await self._apply(entry_id, settlement, generation_id=generation_id)
+            raise
         if failure is not None:
             raise failure
         if answer.usage is not None:
@@ -341,7 +274,15 @@ class RowRun:
         ledger = self.engine.ledger
         match settlement:
             case Post(charge):
-                await ledger.post(entry_id, charge, also=also)
+                try:
+                    await ledger.post(entry_id, charge, also=also)
+                except ValueError as error:
+                    # A bill that no ledger can hold. It is not posted, and not forgotten either.
+                    reason = f"an impossible bill: {error}"
+                    log.warning("charge not credible", entry=entry_id, problem=reason)
+                    await ledger.hold(
+                        entry_id, reason=reason, generation_id=charge.generation_id, also=also
+                    )
             case Void(reason):
                 await ledger.void(entry_id, reason=reason, also=also)
             case Hold(reason):
@@ -419,21 +360,12 @@ class RowRun:
             status=outcome.status,
             problem=outcome.problem,
         )
+        stopper = self._stopper(outcome)
+        if stopper is not None:
+            raise stopper
         match outcome.kind:
             case Kind.REFUSED:
                 return self._refused(outcome.status, outcome.problem)
-            case Kind.KEY_REJECTED:
-                raise self._stop(
-                    KeyRejected(problem=_key_advice(engine.key), status=outcome.status)
-                )
-            case Kind.OUT_OF_FUNDS:
-                raise self._stop(
-                    CreditsExhausted(
-                        problem="the account or the key's limit is out of funds; top up and rerun "
-                        f"to go on ({outcome.problem})",
-                        status=outcome.status,
-                    )
-                )
             case Kind.NO_ENDPOINT:
                 await engine.catalogue.refresh(self.request.model)
             case Kind.RATE_LIMITED | Kind.ACCOUNT_LIMITED if self._limited_since_s is None:
@@ -468,12 +400,29 @@ class RowRun:
         try:
             self.engine.count_refusal(refused)
         except AccountError as error:
-            raise self._stop(error) from None
+            self.engine.stop_admitting(error)
+            raise
         return refused
 
-    def _stop(self, error: QuantrouteError) -> QuantrouteError:
-        self.engine.stop_admitting(error)
-        return error
+    def _stopper(self, outcome: Classified) -> AccountError | None:
+        """What must stop the whole run, if the outcome says so."""
+        match outcome.kind:
+            case Kind.KEY_REJECTED:
+                return KeyRejected(problem=_key_advice(self.engine.key), status=outcome.status)
+            case Kind.OUT_OF_FUNDS:
+                return CreditsExhausted(
+                    problem="the account or the key's limit is out of funds; top up and rerun "
+                    f"to go on ({outcome.problem})",
+                    status=outcome.status,
+                )
+            case Kind.MISDIRECTED:
+                return AccountError(
+                    problem=f"status {outcome.status} did not come from the service but from "
+                    "something in between; check base_url and the proxy and rerun to go on",
+                    status=outcome.status,
+                )
+            case _:
+                return None
 
 
 def _key_advice(key: EnvKey) -> str:

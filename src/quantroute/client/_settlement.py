@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Final
 
 from quantroute.client._reply import Reply
 from quantroute.domain import Pricing
@@ -48,19 +49,40 @@ def settle(reply: Reply, *, pricing: Pricing, when: datetime) -> Settlement:
         pricing: of the endpoint the request was pinned to.
         when: moment of the answer (UTC), for prices that depend on the hour.
     """
-    if reply.http_status != 200:
-        # An error status set before the body, in the service's own JSON, precedes any charge. HTML
-        # from the edge in front of it (a 5xx) proves nothing about what happened behind.
-        if reply.http_status >= 500 and not reply.is_json:
-            return Hold(f"status {reply.http_status} from the edge")
-        return Void(f"status {reply.http_status}")
-    if reply.cost_usd is not None:
+    try:
+        return _settle(reply, pricing, when)
+    except ValueError as error:  # more than any journal can hold: a figure that cannot be true
+        return Hold(f"an impossible bill: {error}")
+
+
+def _settle(reply: Reply, pricing: Pricing, when: datetime) -> Settlement:
+    if reply.is_success and reply.cost_usd is not None:
         return _settle_reported(reply, pricing, when)
+    if not reply.is_success:
+        return _settle_refusal(reply, pricing, when)
     if reply.error is not None and reply.usage is None and not reply.has_text:
         return Void("error before any token")
     if reply.usage is not None and reply.generation_id is None and reply.is_complete:
         return Post(_priced(reply, pricing, when, "cost_missing"))
     return Hold("no cost in the answer" if reply.is_complete else "the answer was cut")
+
+
+#: Statuses of a middleman that stopped waiting, for the request or for its client.
+_GAVE_UP_WAITING: Final = frozenset({408, 499})
+
+
+def _settle_refusal(reply: Reply, pricing: Pricing, when: datetime) -> Settlement:
+    """An error status set before the body, in the service's own JSON, precedes any charge.
+
+    Unless it names one. HTML from the edge in front of the service that speaks of what happened
+    behind it (a 5xx, a timeout) proves nothing.
+    """
+    if reply.cost_usd:
+        return _settle_reported(reply, pricing, when)
+    status = reply.http_status
+    if not reply.is_json and (status >= 500 or status in _GAVE_UP_WAITING):
+        return Hold(f"status {status} from the edge")
+    return Void(f"status {status}")
 
 
 def _settle_reported(reply: Reply, pricing: Pricing, when: datetime) -> Settlement:

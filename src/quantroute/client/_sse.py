@@ -19,16 +19,19 @@ class EventStream:
     """Feed it chunks as they come; it yields the payload of each finished event, in order."""
 
     comments: int = 0
-    _pending: bytes = field(default=b"", init=False)
+    _pending: list[bytes] = field(default_factory=list, init=False)
     _data: list[bytes] = field(default_factory=list, init=False)
     _has_started: bool = field(default=False, init=False)
 
     def feed(self, chunk: bytes) -> list[bytes]:
         """Payloads of the events that `chunk` completes."""
-        text = self._pending + chunk
+        self._pending.append(chunk)
+        is_inside_line = b"\n" not in chunk and b"\r" not in chunk
+        if self._has_started and is_inside_line and not self._pending[0].endswith(b"\r"):
+            return []  # joined once, when its line ends: six megabytes may be one line
+        text = b"".join(self._pending)
         if not self._has_started:
             if len(text) < len(_BOM) and _BOM.startswith(text):
-                self._pending = text
                 return []
             text = text.removeprefix(_BOM)
             self._has_started = True
@@ -37,12 +40,13 @@ class EventStream:
         else:
             held_back = b""
         *lines, rest = text.split(b"\n")
-        self._pending = rest + held_back
+        self._pending = [rest + held_back]
         return self._take(lines)
 
     def close(self) -> list[bytes]:
         """What an ended stream still held: an unfinished last line or event."""
-        rest, self._pending = self._pending.removesuffix(b"\r"), b""
+        rest = b"".join(self._pending).removesuffix(b"\r")
+        self._pending.clear()
         return self._take([rest, b""] if rest else [b""])
 
     @staticmethod

@@ -9,19 +9,29 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Final
 
 import aiohttp
 
 from quantroute._http import Service, SessionPool
-from quantroute.client._reply import BodyDecoder, Reply, StreamDecoder, header
+from quantroute.client._reply import BodyDecoder, Reply, StreamDecoder, header, shortened
 from quantroute.client._retry import retry_after_s
 from quantroute.clock import Clock
 from quantroute.errors import ConfigurationError, TransportError
-from quantroute.secrets import Redactor
+from quantroute.secrets import EnvKey
 
 __all__ = ["Exchange", "Timeouts", "Transport"]
 
-_GENERATION_ID = "X-Generation-Id"
+_GENERATION_ID: Final = "X-Generation-Id"
+#: Nothing of the request has left: no connection, no TLS, or a proxy that would not open a tunnel.
+_NEVER_SENT: Final = (
+    aiohttp.ClientConnectorError,
+    aiohttp.ClientHttpProxyError,
+    aiohttp.InvalidURL,
+)
+#: More than any answer: 262,144 tokens of six escaped bytes come to a few megabytes, streamed with
+#: a frame around each to about a hundred. Beyond it somebody floods the memory.
+_MOST_BYTES: Final = 512 * 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +106,7 @@ class Transport:
     sessions: SessionPool
     timeouts: Timeouts
     clock: Clock
-    redactor: Redactor
+    key: EnvKey
 
     async def post(
         self,
@@ -120,12 +130,15 @@ class Transport:
         try:
             async with asyncio.timeout(None) as scope:
                 deadline = _Deadline(self.timeouts, scope)
-                async with self.sessions.get().post(
+                session = self.sessions.get()
+                async with session.post(
                     self.service.base_url + path,
                     data=body,
                     headers={**headers, "Content-Type": "application/json"},
                     allow_redirects=False,
-                    timeout=aiohttp.ClientTimeout(total=None, sock_connect=self.timeouts.connect_s),
+                    # Name look-up and a proxy's CONNECT count too; `sock_connect` leaves them out.
+                    timeout=aiohttp.ClientTimeout(total=None, connect=self.timeouts.connect_s),
+                    proxy=self.sessions.proxy_url,
                 ) as response:
                     return await self._read(response, is_streamed, on_id, deadline, sent_at)
         except TimeoutError as error:
@@ -141,8 +154,12 @@ class Transport:
         """
         try:
             async with asyncio.timeout(30.0):
-                async with self.sessions.get().get(
-                    self.service.base_url + path, headers=dict(headers), allow_redirects=False
+                session = self.sessions.get()
+                async with session.get(
+                    self.service.base_url + path,
+                    headers=dict(headers),
+                    allow_redirects=False,
+                    proxy=self.sessions.proxy_url,
                 ) as response:
                     return response.status, await response.read()
         except TimeoutError as error:
@@ -164,9 +181,14 @@ class Transport:
         if decoder.header_id and not response.content.is_eof():
             on_id(decoder.header_id)
         first_byte_s: float | None = None
-        is_cut = False
+        is_cut, received_bytes = False, 0
         try:
             while chunk := await response.content.readany():
+                received_bytes += len(chunk)
+                if received_bytes > _MOST_BYTES:
+                    raise TransportError(
+                        problem=f"an answer of more than {_MOST_BYTES} bytes", maybe_billed=True
+                    )
                 has_begun = decoder.feed(chunk)
                 if has_begun and first_byte_s is None:
                     first_byte_s = loop.time() - sent_at
@@ -189,11 +211,12 @@ class Transport:
         decoder = StreamDecoder if is_events else BodyDecoder
         now = datetime.fromtimestamp(self.clock.time_s(), UTC)
         generation_id = header(response.headers, _GENERATION_ID)
+        redactor = self.key.redactor()  # of the key as it is now: it may be set or changed late
         return decoder(
             response.status,
-            self.redactor,
+            redactor,
             retry_after_s=retry_after_s(response.headers, now=now),
-            header_id=self.redactor.answer(generation_id) if generation_id else None,
+            header_id=redactor.answer(generation_id) if generation_id else None,
         )
 
     def _timed_out(self, error: TimeoutError, deadline: _Deadline | None) -> TransportError:
@@ -209,8 +232,9 @@ class Transport:
 
     def _broken(self, error: Exception) -> TransportError:
         # Not chained: aiohttp's texts may hold a URL with a proxy's password.
-        never_sent = isinstance(error, aiohttp.ClientConnectorError | aiohttp.InvalidURL)
+        never_sent = isinstance(error, _NEVER_SENT)
+        text = shortened(self.key.redactor().text(str(error)))
         return TransportError(
-            problem=f"{type(error).__name__}: {self.redactor.text(str(error))}",
+            problem=f"{type(error).__name__}: {text}",
             maybe_billed=not never_sent,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC
@@ -113,8 +114,13 @@ class HttpSource:
 
     async def _exchange(self, url: URL, headers: Mapping[str, str], redactor: Redactor) -> _Answer:
         try:
-            async with self._sessions.get().get(
-                url, headers=headers, timeout=self._timeout, allow_redirects=False
+            session = self._sessions.get()
+            async with session.get(
+                url,
+                headers=headers,
+                timeout=self._timeout,
+                allow_redirects=False,
+                proxy=self._sessions.proxy_url,
             ) as response:
                 raw = await response.read()
         except TimeoutError:
@@ -210,6 +216,8 @@ def _retry_after_s(header: str | None, clock: Clock) -> float:
         return 0.0
     try:
         return max(0.0, float(int(header)))
+    except OverflowError:
+        return math.inf
     except ValueError:
         pass
     try:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from decimal import Decimal
+from typing import Final
 
 from rich import box
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -18,79 +20,122 @@ from quantroute.policy import BoundPolicy, Verdict
 
 __all__ = ["balance_line", "ledger_table", "statement_totals", "verdict_table"]
 
+_MOST_DECIMALS: Final = 5
+_UNLIMITED_COLUMNS: Final = 10_000
 
-def verdict_table(bound: BoundPolicy, *, title: str) -> RenderableType:
+
+@dataclass(frozen=True, slots=True)
+class _Fitting:
+    """The first of several renderings, wide to narrow, that fits; the last one if none does."""
+
+    tables: Sequence[Table]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        unlimited = options.update(width=_UNLIMITED_COLUMNS)
+        for table in self.tables[:-1]:
+            if console.measure(table, options=unlimited).maximum <= options.max_width:
+                yield table
+                return
+        yield self.tables[-1]
+
+
+def verdict_table(
+    bound: BoundPolicy, *, title: str, wording: Callable[[str], str] = str
+) -> RenderableType:
     """Eligible endpoints first, by output price; then why each of the others is left out.
 
     Reasons stand below the table, not in a column of it: they are sentences, and a narrow terminal
-    would break them into a word a line.
+    would break them into a word a line. Endpoints with the same reasons share a line.
+
+    Args:
+        wording: applied to each reason, for readers who do not set things the way Python does.
     """
-    table = Table(title=title, title_justify="left", header_style="bold", box=box.SIMPLE_HEAD)
+    verdicts = sorted(bound.verdicts, key=_by_eligibility_and_price)
+    table = _Fitting(
+        [_verdicts(verdicts, title=title, is_wide=is_wide) for is_wide in (True, False)]
+    )
+    left_out: dict[tuple[str, ...], list[str]] = {}
+    for verdict in verdicts:
+        if not verdict.eligible:
+            reasons = tuple(wording(reason.text) for reason in verdict.excluding)
+            left_out.setdefault(reasons, []).append(str(verdict.endpoint.key))
+    if not left_out:
+        return table
+    lines = (_why(names, reasons) for reasons, names in left_out.items())
+    return Group(table, Text("left out:"), *lines, Text())
+
+
+def _verdicts(verdicts: Sequence[Verdict], *, title: str, is_wide: bool) -> Table:
+    table = _table(title, is_wide=is_wide)
     table.add_column("use")
-    table.add_column("endpoint", no_wrap=True)
-    table.add_column("precision", no_wrap=True)
+    table.add_column("endpoint", overflow="fold")
+    table.add_column("precision", overflow="fold")
     table.add_column("$/M in", justify="right", no_wrap=True)
     table.add_column("$/M out", justify="right", no_wrap=True)
     table.add_column("status", no_wrap=True)
-    left_out = []
-    for verdict in sorted(bound.verdicts, key=_by_eligibility_and_price):
-        endpoint = verdict.endpoint
+    pricings = [verdict.endpoint.pricing for verdict in verdicts]
+    inputs = _price_column([pricing.input_usd_per_token for pricing in pricings])
+    outputs = _price_column([pricing.output_usd_per_token for pricing in pricings])
+    for verdict, input_price, output_price in zip(verdicts, inputs, outputs, strict=True):
         table.add_row(
             Text("yes", style="green") if verdict.eligible else Text("no", style="red"),
-            str(endpoint.key),
+            Text(str(verdict.endpoint.key)),
             _precision(verdict),
-            _price(endpoint.pricing.input_usd_per_token),
-            _price(endpoint.pricing.output_usd_per_token),
-            _status(endpoint),
+            input_price,
+            output_price,
+            _status(verdict.endpoint, is_wide=is_wide),
             style="" if verdict.eligible else "dim",
         )
-        if not verdict.eligible:
-            left_out.append(_why(verdict))
-    if not left_out:
-        return table
-    return Group(table, Text("left out:"), *left_out, Text())
+    return table
 
 
-def _why(verdict: Verdict) -> Padding:
-    reasons = "; ".join(reason.text for reason in verdict.excluding)
-    line = Text.assemble((str(verdict.endpoint.key), "bold"), ": ", reasons)
+def _why(names: Iterable[str], reasons: Iterable[str]) -> Padding:
+    line = Text.assemble((", ".join(names), "bold"), ": ", "; ".join(reasons))
     return Padding(line, (0, 0, 0, 2))
 
 
-def ledger_table(lines: Iterable[StatementLine], *, title: str) -> Table:
-    """The statement: tokens and money per account and endpoint, with a total."""
+def ledger_table(lines: Iterable[StatementLine], *, title: str) -> RenderableType:
+    """The statement: tokens and money per account and endpoint, with a total.
+
+    Several accounts stand one below the other, each with its endpoints and its sum.
+    """
     lines = tuple(lines)
-    totals = statement_totals(lines)
-    accounts = {line.account for line in lines}
+    return _Fitting([_ledger(lines, title=title, is_wide=is_wide) for is_wide in (True, False)])
+
+
+def _ledger(lines: Sequence[StatementLine], *, title: str, is_wide: bool) -> Table:
+    accounts = sorted({line.account for line in lines})
     has_one_account = len(accounts) == 1
-    table = Table(
-        title=f"{title}: {min(accounts)}" if has_one_account else title,
-        title_justify="left",
-        header_style="bold",
-        show_footer=bool(lines),
-        box=box.SIMPLE_HEAD,
-    )
-    if not has_one_account:  # otherwise a column of one repeated word
-        table.add_column("account", overflow="fold", min_width=12)
-    table.add_column("endpoint", footer="total", no_wrap=True)
-    for name in ("tries", "input", "output", "reasoning"):
-        table.add_column(name, justify="right", footer=_compact(totals[name]), no_wrap=True)
-    spent = format_usd(totals["posted_pusd"])
-    table.add_column("spent", justify="right", footer=spent, no_wrap=True)
-    table.add_column("$/M out", justify="right", no_wrap=True)
-    for line in lines:
-        first = () if has_one_account else (line.account or "(root)",)
-        table.add_row(
-            *first,
-            line.endpoint,
-            _compact(line.entries),
-            _compact(line.input_tokens),
-            _compact(line.output_tokens),
-            _compact(line.reasoning_tokens),
-            format_usd(line.posted_pusd),
-            _per_million(line.posted_pusd, line.output_tokens),
-        )
+    table = _table(f"{title}: {accounts[0]}" if has_one_account else title, is_wide=is_wide)
+    table.show_footer = bool(lines)
+    total = _cells("total", lines, is_wide=is_wide)
+    headings = ["endpoint", "tries", "input", "output", "reasoning", "spent", "$/M out"]
+    if not is_wide:
+        headings.remove("reasoning")
+    for heading, footer in zip(headings, total, strict=True):
+        if heading == "endpoint":
+            table.add_column(heading, footer=footer, overflow="fold")
+        else:
+            table.add_column(heading, footer=footer, justify="right", no_wrap=True)
+    for account in accounts:
+        own = [line for line in lines if line.account == account]
+        if not has_one_account:
+            table.add_row(*_cells(account or "(no account)", own, is_wide=is_wide), style="bold")
+        indent = "" if has_one_account else "  "
+        for line in own:
+            table.add_row(*_cells(indent + line.endpoint, [line], is_wide=is_wide))
     return table
+
+
+def _cells(name: str, lines: Iterable[StatementLine], *, is_wide: bool) -> list[Text]:
+    totals = statement_totals(lines)
+    counts = ["tries", "input", "output"] + ["reasoning"] * is_wide
+    return [
+        Text(name),
+        *(Text(_compact(totals[count])) for count in counts),
+        Text(format_usd(totals["posted_pusd"])),
+        Text(_per_million(totals["posted_pusd"], totals["output"])),
+    ]
 
 
 def statement_totals(lines: Iterable[StatementLine]) -> dict[str, int]:
@@ -116,6 +161,17 @@ def balance_line(balance: Balance) -> str:
     return f"{spent}{pending}, {cap}"
 
 
+def _table(title: str, *, is_wide: bool) -> Table:
+    return Table(
+        title=Text(title, style="italic"),
+        title_justify="left",
+        header_style="bold",
+        box=box.SIMPLE_HEAD if is_wide else None,
+        padding=(0, 1) if is_wide else (0, 1, 0, 0),
+        pad_edge=is_wide,
+    )
+
+
 def _by_eligibility_and_price(verdict: Verdict) -> tuple[bool, Decimal, str]:
     price = verdict.endpoint.pricing.output_usd_per_token
     return (
@@ -131,13 +187,27 @@ def _precision(verdict: Verdict) -> str:
     return f"{judged.quantization.value}{source}"
 
 
-def _price(usd_per_token: Decimal | None) -> str:
-    return "unknown" if usd_per_token is None else f"{usd_per_million(usd_per_token):f}"
+def _price_column(prices: Sequence[Decimal | None]) -> list[str]:
+    """USD per million with the same number of decimals in each, so that the points align.
+
+    Display only: five decimals at most; exact prices are in the JSON.
+    """
+    scaled = [None if price is None else usd_per_million(price) for price in prices]
+    decimals = max((_decimals(price) for price in scaled if price is not None), default=2)
+    places = Decimal(1).scaleb(-min(max(decimals, 2), _MOST_DECIMALS))
+    return ["unknown" if price is None else f"{price.quantize(places):f}" for price in scaled]
 
 
-def _status(endpoint: Endpoint) -> str:
+def _decimals(price: Decimal) -> int:
+    exponent = price.as_tuple().exponent
+    return -exponent if isinstance(exponent, int) else 0
+
+
+def _status(endpoint: Endpoint, *, is_wide: bool) -> str:
     if endpoint.status == 0:
         return "up"
+    if not is_wide:
+        return str(endpoint.status)
     return f"{'degraded' if endpoint.is_degraded else 'down'} ({endpoint.status})"
 
 

@@ -77,21 +77,21 @@ class Breaker:
     def failed(self, *, sent_at_s: float, now_s: float, problem: str) -> bool:
         """Note a fault; True if this one opened the breaker."""
         self.last_problem = problem
+        if self.state is BreakerState.OPEN or sent_at_s <= self._opened_at_s:
+            return False  # sent before it opened: the same outage, already acted upon
         if self.state is BreakerState.PROBING:
             self._failed_probes += 1
             self._open(now_s)
             return True
-        if self.state is BreakerState.OPEN or sent_at_s <= self._opened_at_s:
-            return False  # sent before it opened: the same outage, already acted upon
         self._faults_in_a_row += 1
         if self._faults_in_a_row < self.settings.failures:
             return False
         self._open(now_s)
         return True
 
-    def abandoned(self) -> None:
+    def abandoned(self, *, sent_at_s: float) -> None:
         """A request ended without telling anything about the endpoint (cancelled, row refused)."""
-        if self.state is BreakerState.PROBING:
+        if self.state is BreakerState.PROBING and sent_at_s > self._opened_at_s:
             self.state = BreakerState.OPEN  # the pause is over, so the next request probes again
 
     def _open(self, now_s: float) -> None:

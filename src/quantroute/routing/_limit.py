@@ -106,8 +106,7 @@ class AdaptiveLimit:
     def rate_limited(self, *, sent_at_s: float, now_s: float, retry_after_s: float | None) -> None:
         """Learn from a 429: cut and pause, once per episode. Call before `returned`."""
         if sent_at_s <= self._last_cut_s:
-            if retry_after_s is not None:  # the server's word is a minimum, even in an echo
-                self.paused_until_s = max(self.paused_until_s, now_s + retry_after_s)
+            self.pause(now_s, retry_after_s)  # the server's word is a minimum, even in an echo
             return
         own_pause_s = min(
             self.settings.max_pause_s, self.settings.pause_s * 2.0**self._fruitless_episodes
@@ -117,7 +116,12 @@ class AdaptiveLimit:
         self._last_cut_s = now_s
         self.episodes += 1
         self._fruitless_episodes = min(self._fruitless_episodes + 1, 30)
-        self.paused_until_s = max(self.paused_until_s, now_s + (retry_after_s or own_pause_s))
+        self.pause(now_s, retry_after_s or own_pause_s)
+
+    def pause(self, now_s: float, wait_s: float | None) -> None:
+        """Send nothing for at least `wait_s` seconds; a pause that lasts longer stands."""
+        if wait_s is not None:
+            self.paused_until_s = max(self.paused_until_s, now_s + wait_s)
 
     def _ramp(self, now_s: float) -> None:
         if not self._is_ramping or self._next_double_s is None:

@@ -116,9 +116,10 @@ class Router:
 
     def retry_at_s(self, candidates: Sequence[Candidate], now_s: float) -> float | None:
         """When `acquire` may succeed without any request returning; None if time alone won't do."""
-        account_at_s = self._account.retry_at_s(now_s)
-        if account_at_s is not None and now_s < self._account.paused_until_s:
-            return account_at_s
+        if now_s < self._account.paused_until_s:
+            return self._account.paused_until_s
+        if self._account.in_flight >= self._account.limit:
+            return None  # whatever an endpoint may have room for, only a return makes room here
         moments = [self._reopens_at_s(candidate.endpoint.key, now_s) for candidate in candidates]
         return min((moment for moment in moments if moment is not None), default=None)
 
@@ -142,22 +143,23 @@ class Router:
                 self._account.succeeded()
             case Feedback.RATE_LIMITED:
                 state.rate_limited += 1
-                state.breaker.abandoned()
+                state.breaker.abandoned(sent_at_s=lease.sent_at_s)
                 state.limit.rate_limited(
                     sent_at_s=lease.sent_at_s, now_s=now_s, retry_after_s=retry_after_s
                 )
             case Feedback.ACCOUNT_LIMITED:
-                state.breaker.abandoned()
+                state.breaker.abandoned(sent_at_s=lease.sent_at_s)
                 self._account.rate_limited(
                     sent_at_s=lease.sent_at_s, now_s=now_s, retry_after_s=retry_after_s
                 )
             case Feedback.FAULT:
                 state.faults += 1
+                state.limit.pause(now_s, retry_after_s)
                 opened = state.breaker.failed(
                     sent_at_s=lease.sent_at_s, now_s=now_s, problem=problem
                 )
             case Feedback.NEUTRAL:
-                state.breaker.abandoned()
+                state.breaker.abandoned(sent_at_s=lease.sent_at_s)
         state.limit.returned()
         self._account.returned()
         return opened

@@ -1,0 +1,177 @@
+"""One call of `quantroute generate`: check everything, then run, then look at what it cost."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Final
+
+from quantroute.cli._output import show
+from quantroute.cli._progress import Reporter
+from quantroute.cli._rundir import RunFolder
+from quantroute.cli._service import Target
+from quantroute.cli._wording import as_options
+from quantroute.client import Client, Reconciliation
+from quantroute.errors import DatasetError, NoEligibleEndpoint
+from quantroute.generation import (
+    Prompt,
+    RowClass,
+    Run,
+    RunConfig,
+    RunReport,
+    builtin_prompts,
+    read_prompts,
+)
+from quantroute.ledger import Balance, BudgetLedger, StatementLine
+from quantroute.policy import BoundPolicy, ExclusionPolicy
+from quantroute.registry import ProviderRegistry
+from quantroute.report import verdict_table
+
+__all__ = ["Job", "Outcome", "check_prompts", "perform"]
+
+_RECORDS_WITHIN_S: Final = 20.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What one call of the command is about. `total_rows` counts duplicates too."""
+
+    folder: RunFolder
+    config: RunConfig
+    files: tuple[Path, ...]
+    total_rows: int
+    policy: ExclusionPolicy
+    cap: str | None
+    max_in_flight: int
+    redo: frozenset[RowClass]
+    retry_refused: bool
+    as_json: bool
+
+    def prompts(self) -> Iterator[Prompt]:
+        """The prompts, read lazily."""
+        if not self.files:
+            return builtin_prompts()
+        return chain.from_iterable(read_prompts(path) for path in self.files)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What there is to tell at the end. `billed_pusd` is the embedded simulator's own bill."""
+
+    report: RunReport
+    bound: BoundPolicy
+    statement: tuple[StatementLine, ...]
+    balance: Balance
+    spent_now_pusd: int
+    reconciled: Reconciliation
+    billed_pusd: int | None
+
+
+def check_prompts(files: tuple[Path, ...]) -> int:
+    """The number of prompts, each of them read once: before money is spent, not half-way.
+
+    Raises:
+        DatasetError: the first line that cannot be used, and how many more there are.
+    """
+    if not files:
+        return sum(1 for _ in builtin_prompts())
+    total, problems = 0, list[DatasetError]()
+    for path in files:
+        count = sum(1 for _ in read_prompts(path, on_error=problems.append))
+        if not count and not problems:
+            raise DatasetError(path=str(path), problem="there is no prompt in it")
+        total += count
+    if not problems:
+        return total
+    first, more = problems[0], len(problems) - 1
+    also = f" ({more:,} more lines cannot be used either)" if more else ""
+    raise DatasetError(path=first.path, line=first.line, problem=f"{first.problem}{also}")
+
+
+async def perform(job: Job, target: Target) -> Outcome:
+    """Judge, run, reconcile.
+
+    Nothing is written to disk before the key, the model and every name have proved good.
+    Raises:
+        NoEligibleEndpoint: nothing is left to ask; the verdicts have been printed.
+    """
+    target.key.read()
+    async with ProviderRegistry(service=target.service, key=target.key) as registry:
+        bound = await _verdicts(job, target, registry)
+        if not job.as_json:
+            show(verdict_table(bound, title=job.config.model, wording=as_options))
+        if not bound.eligible:
+            raise NoEligibleEndpoint(model=job.config.model, reasons=bound.reasons())
+        async with (
+            BudgetLedger.open(job.folder.store, cap=job.cap) as ledger,
+            Client(
+                ledger=ledger,
+                policy=job.policy,
+                service=target.service,
+                key=target.key,
+                registry=registry,
+                max_in_flight=job.max_in_flight,
+            ) as client,
+        ):
+            return await _run(job, target, client, bound)
+
+
+async def _verdicts(job: Job, target: Target, registry: ProviderRegistry) -> BoundPolicy:
+    """What requests of this job would meet; asked without a ledger, so that no file is made."""
+    async with Client(
+        cap_usd="0",
+        policy=job.policy,
+        service=target.service,
+        key=target.key,
+        registry=registry,
+    ) as client:
+        return await client.verdicts(job.config.model, sampling=job.config.sampling)
+
+
+async def _run(job: Job, target: Target, client: Client, bound: BoundPolicy) -> Outcome:
+    ledger = client.ledger
+    before_pusd = ledger.balance().posted_pusd
+    # The embedded simulator starts with an account of its own each time.
+    await client.note_baseline(renew=target.simulator is not None)
+    run = Run(client, job.config, job.prompts(), redo=job.redo, retry_refused=job.retry_refused)
+    reporter = Reporter(client, total_rows=job.total_rows, is_silent=job.as_json)
+    with reporter, _stopping_on_signals(run, reporter):
+        report = await run.execute(reporter.on_progress)
+    reconciled = await client.reconcile(patience_s=_RECORDS_WITHIN_S)
+    balance = ledger.balance()
+    return Outcome(
+        report=report,
+        bound=bound,
+        statement=await ledger.statement(),
+        balance=balance,
+        spent_now_pusd=balance.posted_pusd - before_pusd,
+        reconciled=reconciled,
+        billed_pusd=None if target.simulator is None else target.simulator.bill.total_pusd,
+    )
+
+
+@contextlib.contextmanager
+def _stopping_on_signals(run: Run, reporter: Reporter) -> Iterator[None]:
+    """The run's own handlers, and a word at once: silence would provoke a second Ctrl+C."""
+    with run.install_signal_handlers():
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        is_stopping = False
+
+        def on_signal() -> None:
+            nonlocal is_stopping
+            if is_stopping:
+                assert task is not None
+                task.cancel()
+                return
+            is_stopping = True
+            reporter.note_stopping()
+            run.request_stop()
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, on_signal)
+        yield

@@ -1,0 +1,94 @@
+"""How commands print: tables through rich, everything else plain, JSON for programs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+import typer
+from rich.console import Console, RenderableType
+
+from quantroute.client import Reconciliation
+from quantroute.generation import RowCounts
+from quantroute.ledger import StatementLine
+from quantroute.money import format_usd
+
+__all__ = [
+    "counts_data",
+    "print_json",
+    "print_reconciliation",
+    "rows_lines",
+    "say",
+    "show",
+    "statement_data",
+]
+
+
+def show(table: RenderableType) -> None:
+    """Print a table as wide as the terminal, 80 columns where there is none."""
+    # Names come from the service: they must not be taken for rich's markup or emoji codes.
+    Console(markup=False, emoji=False, highlight=False).print(table)
+
+
+def say(text: str, *, bold: bool = False, err: bool = False) -> None:
+    """Print a line as it is: what is to be copied must not be wrapped."""
+    typer.secho(text, bold=bold, err=err)
+
+
+def print_json(facts: dict[str, Any]) -> None:
+    """Print an object for programs; money is in pico-dollars (`_pusd`) or exact text."""
+    typer.echo(json.dumps(facts, indent=2))
+
+
+def rows_lines(counts: Iterable[RowCounts]) -> list[str]:
+    """One line per dataset: how many rows of each class, unfinished ones last."""
+    lines: dict[str, list[str]] = {}
+    for count in sorted(counts, key=lambda item: (item.dataset, item.row_class is None)):
+        what = count.row_class.value if count.row_class else count.state.value
+        lines.setdefault(count.dataset, []).append(f"{count.rows:,} {what.replace('_', ' ')}")
+    return [f"rows of {dataset}: {', '.join(parts)}" for dataset, parts in lines.items()]
+
+
+def counts_data(counts: Iterable[RowCounts]) -> list[dict[str, Any]]:
+    """Row counts as JSON values."""
+    return [
+        {
+            "dataset": count.dataset,
+            "state": count.state.value,
+            "class": count.row_class.value if count.row_class else None,
+            "rows": count.rows,
+        }
+        for count in counts
+    ]
+
+
+def statement_data(statement: Iterable[StatementLine]) -> list[dict[str, Any]]:
+    """The ledger by account and endpoint as JSON values."""
+    return [
+        {
+            "account": line.account,
+            "endpoint": line.endpoint,
+            "attempts": line.entries,
+            "input_tokens": line.input_tokens,
+            "output_tokens": line.output_tokens,
+            "reasoning_tokens": line.reasoning_tokens,
+            "cached_tokens": line.cached_tokens,
+            "posted_pusd": line.posted_pusd,
+        }
+        for line in statement
+    ]
+
+
+def print_reconciliation(done: Reconciliation) -> None:
+    """How many charges were settled, and by what."""
+    say(
+        f"settled {done.settled_by_record} by record, {done.settled_by_key_usage} by the key's "
+        f"usage, {done.settled_at_bound} at the bound; {done.still_held} still unknown"
+    )
+    if done.key_difference_pusd:
+        say(
+            "the key's usage exceeds the ledger by "
+            f"{format_usd(done.key_difference_pusd, places=6)}: other use of the same key, "
+            "or charges that are still unknown"
+        )

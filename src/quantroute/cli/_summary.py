@@ -1,0 +1,125 @@
+"""What `quantroute generate` says at the end: to people, and to programs."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from quantroute.cli._exit import ExitCode
+from quantroute.cli._job import Job, Outcome
+from quantroute.cli._output import counts_data, rows_lines, say, show, statement_data
+from quantroute.cli._wording import as_options
+from quantroute.generation import RowClass, RunReport, StopReason
+from quantroute.money import format_usd
+from quantroute.report import balance_line, ledger_table
+
+__all__ = ["exit_code", "outcome_data", "print_outcome"]
+
+_EXIT_CODES: Final = {
+    StopReason.DONE: ExitCode.DONE,
+    StopReason.CAP_REACHED: ExitCode.CAP_REACHED,
+    StopReason.OUT_OF_CREDITS: ExitCode.ACCOUNT,
+    StopReason.KEY_REJECTED: ExitCode.ACCOUNT,
+    StopReason.ACCOUNT: ExitCode.ACCOUNT,
+    StopReason.NO_ENDPOINT: ExitCode.NO_ENDPOINT,
+    StopReason.INTERRUPTED: ExitCode.INTERRUPTED,
+}
+
+
+def exit_code(report: RunReport) -> ExitCode:
+    """The documented code for how a run ended."""
+    code = _EXIT_CODES[report.stop_reason]
+    return ExitCode.INCOMPLETE if code is ExitCode.DONE and report.gave_up else code
+
+
+def print_outcome(job: Job, outcome: Outcome) -> None:
+    """Ledger, books, rows, and what to do next."""
+    report = outcome.report
+    if outcome.statement:
+        show(ledger_table(outcome.statement, title="ledger"))
+    say(balance_line(outcome.balance))
+    if outcome.billed_pusd or outcome.spent_now_pusd:
+        _print_books(outcome)
+    if outcome.reconciled.still_held:
+        say(
+            f"{outcome.reconciled.still_held:,} charges are not known yet and stay reserved; "
+            f"`quantroute reconcile {job.folder.path}` settles them later"
+        )
+    for line in rows_lines(report.counts):
+        say(line)
+    for line in _remarks(job, report):
+        say(line)
+    say(_closing_line(job, report), bold=True)
+
+
+def _print_books(outcome: Outcome) -> None:
+    if outcome.billed_pusd is None:
+        return
+    billed, posted = outcome.billed_pusd, outcome.spent_now_pusd
+    if billed == posted:
+        say(f"the simulator's own bill agrees to the last digit: {format_usd(billed, places=12)}")
+    else:
+        say(
+            f"the simulator's own bill is {format_usd(billed, places=12)}, "
+            f"posted by this start: {format_usd(posted, places=12)}"
+        )
+
+
+def _remarks(job: Job, report: RunReport) -> list[str]:
+    remarks = []
+    if report.resumed:
+        remarks.append(f"{report.resumed:,} rows were done before and not asked again")
+    if report.duplicates:
+        remarks.append(f"{report.duplicates:,} prompts repeat others and were not asked again")
+    if report.strays:
+        remarks.append(
+            f"{report.strays:,} rows of this run belong to no prompt of these files; "
+            "they are kept and exported"
+        )
+    truncated = sum(count.rows for count in report.counts if count.row_class is RowClass.TRUNCATED)
+    if truncated:
+        remarks.append(
+            f"{truncated:,} rows were cut at {job.config.max_output_tokens:,} tokens; have them "
+            "again with --redo truncated and a higher --max-output-tokens"
+        )
+    if report.refused:
+        remarks.append(
+            f"{report.refused:,} rows were refused by the service and are not tried again "
+            "unless you say --retry-refused"
+        )
+    if report.cut_off:
+        remarks.append(f"{report.cut_off:,} rows were still in flight when time to wait was over")
+    return remarks
+
+
+def _closing_line(job: Job, report: RunReport) -> str:
+    if report.stop_reason is StopReason.INTERRUPTED:
+        return "interrupted; the same command goes on from here"
+    if report.stop_reason is not StopReason.DONE:
+        return f"stopped: {as_options(str(report.error or report.stop_reason.value))}"
+    if report.gave_up:
+        return f"{report.gave_up:,} rows failed for now; the same command tries them again"
+    return f"done; next: quantroute export {job.folder.path} rows.jsonl"
+
+
+def outcome_data(outcome: Outcome) -> dict[str, Any]:
+    """The same as JSON values."""
+    report = outcome.report
+    return {
+        "run": report.run,
+        "stop_reason": report.stop_reason.value,
+        "exit_code": int(exit_code(report)),
+        "error": None if report.error is None else str(report.error),
+        "finished": report.finished,
+        "resumed": report.resumed,
+        "refused": report.refused,
+        "gave_up": report.gave_up,
+        "duplicates": report.duplicates,
+        "elapsed_s": round(report.elapsed_s, 3),
+        "spent_pusd": report.spent_pusd,
+        "held_charges": outcome.reconciled.still_held,
+        "simulator_bill_pusd": outcome.billed_pusd,
+        "spent_by_this_start_pusd": outcome.spent_now_pusd,
+        "eligible": [str(endpoint.key) for endpoint in outcome.bound.eligible],
+        "by_endpoint": statement_data(outcome.statement),
+        "rows": counts_data(report.counts),
+    }
