@@ -64,15 +64,17 @@ def quantroute(*arguments: object, env: Mapping[str, str] | None = None) -> Ende
     return Ended(result.exit_code, result.stdout, result.stderr)
 
 
-def start(*arguments: object, **options: Any) -> subprocess.Popen[str]:
-    """Start a command as a process of its own."""
+def start(
+    *arguments: object, stderr: int = subprocess.PIPE, env: Mapping[str, str] | None = None
+) -> subprocess.Popen[str]:
+    """Start a command as a process of its own, any warning an error."""
     command = [sys.executable, "-W", "error", "-c", "from quantroute.cli import main; main()"]
     return subprocess.Popen(
         [*command, *map(str, arguments)],
         stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stderr=stderr,
         text=True,
-        **options,
+        env=env,
     )
 
 

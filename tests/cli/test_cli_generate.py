@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from quantroute.simulator import DEFAULT_API_KEY, Faults, ThreadedSimulator, kim
 TO_SERVICE = ("--cap", "1", "--out", "run")
 
 
-def stored(run: str = "run") -> list[dict[str, object]]:
+def stored(run: str = "run") -> list[dict[str, Any]]:
     """The rows of a run, exported."""
     assert quantroute("export", run, f"{run}.jsonl", "--overwrite").code == 0
     return [json.loads(line) for line in Path(f"{run}.jsonl").read_text().splitlines()]
@@ -28,7 +29,7 @@ def test_the_main_job_without_a_key_or_a_network() -> None:
     assert "80/80 rows" in ended.err
     rows = stored()
     assert len(rows) == len({row["key"] for row in rows}) == 80
-    endpoints = {turn["endpoint"] for row in rows for turn in row["provenance"]}  # type: ignore[attr-defined]
+    endpoints = {turn["endpoint"] for row in rows for turn in row["turns"]}
     assert not any(name.startswith(("fireworks", "baseten")) for name in endpoints)
 
 

@@ -1,0 +1,128 @@
+"""What the documents and the help texts say is true: commands run, codes agree, options exist."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import runpy
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from cli_support import ROOT, code_blocks, console_commands, quantroute
+from quantroute.cli._app import app
+from quantroute.cli._exit import ExitCode
+from quantroute.simulator import DEFAULT_API_KEY, ThreadedSimulator
+
+README = ROOT / "README.md"
+COMMANDS: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+PAGES = [README, *sorted((ROOT / "docs").rglob("*.md")), ROOT / "CONTRIBUTING.md"]
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+
+
+def readme_commands() -> Iterator[list[str]]:
+    """The arguments of each `quantroute` call in the README, in order."""
+    for words in console_commands(README):
+        if words[0].endswith("/quantroute"):
+            yield words[1:]
+
+
+def test_the_commands_of_the_readme_run_one_after_the_other(service: ThreadedSimulator) -> None:
+    """Rehearsals as they stand; the others against a simulator in the service's place."""
+    Path("my-prompts.jsonl").write_text('{"prompt": "Why is the sky blue?"}\n')
+    seen = set()
+    for arguments in readme_commands():
+        seen.add(arguments[0])
+        if arguments[0] == "simulate":
+            continue  # serves until it is interrupted: see the tests of processes
+        with_service = arguments[0] in ("generate", "endpoints", "reconcile")
+        if with_service and "--simulate" not in arguments:
+            arguments = [item for item in arguments if not item.startswith("http://")]
+            arguments = [item for item in arguments if item != "--base-url"]
+            arguments += ["--base-url", service.base_url]
+        ended = quantroute(*arguments)
+        assert ended.code == 0, (arguments, ended.err)
+    assert seen == set(COMMANDS)
+
+
+def test_the_readme_names_the_key_of_the_simulator() -> None:
+    assert f"export OPENROUTER_API_KEY={DEFAULT_API_KEY}" in README.read_text()
+
+
+def test_the_exit_codes_of_the_readme_are_those_of_the_command() -> None:
+    documented = [int(code) for code in re.findall(r"^\| (\d+) \|", README.read_text(), re.M)]
+    assert documented == [code.value for code in ExitCode]
+    for code in ExitCode:
+        assert str(code.value) in (app.info.epilog or "")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_documents_every_option(name: str) -> None:
+    ended = quantroute(name, "--help", env={"COLUMNS": "200"})
+    assert ended.code == 0
+    for parameter in COMMANDS[name].params:
+        assert parameter.help, f"{name} {parameter.name} has no help"
+        for option in parameter.opts if parameter.param_type_name == "option" else ():
+            assert option in ended.out
+
+
+def test_help_lists_every_command_and_how_to_begin() -> None:
+    ended = quantroute("--help", env={"COLUMNS": "200"})
+    assert all(name in ended.out for name in COMMANDS)
+    assert "quantroute generate --simulate --cap 1.00" in ended.out
+
+
+def test_the_version_is_the_packages() -> None:
+    import quantroute as package
+
+    assert quantroute("--version").out == f"quantroute {package.__version__}\n"
+
+
+def python_blocks() -> list[Any]:
+    """Every Python block of the documents, as test parameters."""
+    return [
+        pytest.param(block, id=f"{page.relative_to(ROOT)}-{number}")
+        for page in PAGES
+        for number, block in enumerate(code_blocks(page, "python"))
+    ]
+
+
+@pytest.mark.parametrize("block", python_blocks())
+async def test_python_blocks_run(
+    block: str, service: ThreadedSimulator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a notebook's cell, with the simulator where the service would be."""
+    monkeypatch.setattr("quantroute._http.Service.__init__.__kwdefaults__", {
+        "base_url": service.base_url, "ca_file": None, "use_env_proxy": True,
+    })  # fmt: skip
+    code = compile(block, "<block>", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    result = eval(code, {})
+    if inspect.iscoroutine(result):
+        await result
+    assert service.bill.total_pusd > 0
+
+
+@pytest.mark.parametrize("script", EXAMPLES, ids=lambda path: path.stem)
+def test_examples_run_without_a_key(
+    script: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", [str(script), "out"])
+    monkeypatch.setenv("SIMULATOR_KEY", "")  # so that what the script sets is undone
+    runpy.run_path(str(script), run_name="__main__")
+    shown = capsys.readouterr().out
+    expected = {
+        "endpoints_table": ["6 of 11 may serve", "'ignore': ['moonshotai'"],
+        "one_question": ["by Inceptron (inceptron/int4)"],
+        "many_rows": ["done: 80 new rows, 0 old", "80 rows in out/rows.jsonl"],
+        "shared_budget": ["the cap of 'team/chat'"],
+        "rehearse_faults": ["the books agree"],
+    }
+    for words in expected[script.stem]:
+        assert words in shown
+    assert len(script.read_text().splitlines()) < 60
+    assert script.name in (script.parent / "README.md").read_text()
