@@ -128,3 +128,4 @@ def test_display() -> None:
     assert str(usd_per_million(Decimal("0.000003"))) == "3"
     assert format_usd(86_021_349_999_999) == "$86.0213"
     assert format_usd(-5 * 10**11) == "-$0.5000"
+    assert format_usd(0, places=12) == "$0.000000000000"

@@ -497,6 +497,7 @@ def _required_parameters(sampling: Sampling) -> frozenset[str]:
 
 
 _ROLES: Final = frozenset({"system", "user", "assistant"})
+_PLAIN_FIELDS: Final = frozenset({"role", "content"})
 
 
 def check_messages(messages: Sequence[Message]) -> tuple[Message, ...]:
@@ -530,7 +531,10 @@ def check_messages(messages: Sequence[Message]) -> tuple[Message, ...]:
 def _check_sendable(message: Message, position: int) -> None:
     # Here, since a body that cannot be encoded must not be noticed after money was set aside.
     try:
-        _sendable(dict(message)).encode()
+        if message.keys() == _PLAIN_FIELDS:  # the usual case, without making JSON of it
+            message["content"].encode()
+        else:
+            _sendable(dict(message)).encode()
     except UnicodeEncodeError:
         raise ConfigurationError(
             f"message {position}: holds a lone surrogate and is not valid Unicode"

@@ -177,4 +177,4 @@ def usd_per_million(usd_per_token: Decimal) -> Decimal:
 def format_usd(amount_pusd: int, *, places: int = 4) -> str:
     """Money for people, rounded half-even for display only: `$86.0213`."""
     usd = to_usd(amount_pusd).quantize(Decimal(1).scaleb(-places), rounding=ROUND_HALF_EVEN)
-    return f"-${-usd}" if usd < 0 else f"${usd}"
+    return f"-${-usd:f}" if usd < 0 else f"${usd:f}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import os
 import re
 from dataclasses import dataclass
@@ -52,7 +53,7 @@ class EnvKey:
 
     def redactor(self) -> Redactor:
         """A redactor that knows this key, if it is set."""
-        return Redactor((os.environ.get(self.variable, "").strip(),))
+        return _redactor_of(os.environ.get(self.variable, "").strip())
 
 
 class Redactor:
@@ -99,6 +100,11 @@ class Redactor:
         if "@" in text and "://" in text:
             text = _USERINFO.sub(REDACTED, text)
         return text
+
+
+@functools.lru_cache(maxsize=4)  # asked for with every answer, for a key that hardly ever changes
+def _redactor_of(key: str) -> Redactor:
+    return Redactor((key,))
 
 
 def _base64_forms(secret: str) -> set[str]:

@@ -83,6 +83,26 @@ def test_the_version_is_the_packages() -> None:
     assert quantroute("--version").out == f"quantroute {package.__version__}\n"
 
 
+def test_the_files_of_the_documents_are_accepted_as_they_are() -> None:
+    """A prompt file, a scenario and a table of evidence, copied from the page."""
+    page = ROOT / "docs/files.md"
+    (prompts,), (scenario, evidence) = code_blocks(page, "json"), code_blocks(page, "toml")
+    scenario = scenario.replace("time_scale = 1.0", "time_scale = 0.0")
+    for name, text in (("p.jsonl", prompts), ("s.toml", scenario), ("e.toml", evidence)):
+        Path(name).write_text(text)
+    ended = quantroute(
+        "generate", "p.jsonl", "--simulate", "--scenario", "s.toml", "--cap", "1", "--out", "run",
+        "--json",
+    )  # fmt: skip
+    assert ended.code == 0
+    assert sum(row["rows"] for row in ended.data["rows"]) == 4
+    model = "moonshotai/kimi-k2.5"
+    judged = quantroute("endpoints", model, "--simulate", "--evidence", "e.toml", "--json")
+    (novita,) = [row for row in judged.data["endpoints"] if row["endpoint"] == "novita"]
+    assert novita["eligible"]
+    assert novita["precision"]["source"] == "evidence"
+
+
 def python_blocks() -> list[Any]:
     """Every Python block of the documents, as test parameters."""
     return [
@@ -96,7 +116,10 @@ def python_blocks() -> list[Any]:
 async def test_python_blocks_run(
     block: str, service: ThreadedSimulator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As in a notebook's cell, with the simulator where the service would be."""
+    """As in a notebook's cell, with the simulator where the service would be.
+
+    The blocks show what a reader types, so it is the default base URL that is exchanged.
+    """
     monkeypatch.setattr("quantroute._http.Service.__init__.__kwdefaults__", {
         "base_url": service.base_url, "ca_file": None, "use_env_proxy": True,
     })  # fmt: skip

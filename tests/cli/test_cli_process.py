@@ -138,7 +138,8 @@ def drained(descriptor: int) -> str:
     return b"".join(parts).decode()
 
 
-def test_simulate_serves_until_interrupted(tmp_path: Path) -> None:
+def test_simulate_serves_until_interrupted(scenario: Scenario) -> None:
+    assert scenario.name == "slow"  # the fixture has written its file here
     process = start("simulate", "--scenario", "slow.toml", "--seed", "3")
     try:
         assert process.stdout is not None

@@ -26,15 +26,16 @@ _OPTIONS: Final = {
 _NAMES: Final = "|".join(sorted(_OPTIONS, key=len, reverse=True))
 #: accept_unknown=('Novita',) in an advice.
 _TUPLE: Final = re.compile(rf"\b({_NAMES})=\('([^']*)',?\)")
-#: native='...' and only=... where the value is up to the user.
-_OPEN: Final = re.compile(rf"\b({_NAMES})=(?:'\.\.\.'|\.\.\.)")
-#: The bare word, where it can only be the argument: with an underscore, or opening a message.
+#: only=... where the value is up to the user.
+_OPEN: Final = re.compile(rf"\b({_NAMES})=\.\.\.")
+#: The bare word, where it can only be the argument: those with an underscore.
 _BARE: Final = re.compile(rf"(?<!-)\b({'|'.join(name for name in _OPTIONS if '_' in name)})\b")
 
 
 def as_options(text: str) -> str:
     """`text` with arguments of the library as options of the command."""
     text = _TUPLE.sub(lambda m: f"{_OPTIONS[m[1]]} {shlex.quote(m[2])}", text)
+    text = text.replace("native='...'", "--native FORMAT")
     text = _OPEN.sub(lambda m: _OPTIONS[m[1]], text)
     return _BARE.sub(lambda m: _OPTIONS[m[1]], text)
 

@@ -18,6 +18,9 @@ _TEMPLATE_TOKENS_PER_MESSAGE: Final = 12
 _TEMPLATE_TOKENS_PER_REQUEST: Final = 128
 
 
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+
 def input_bound_tokens(messages: Sequence[Message]) -> int:
     """More tokens than any byte-level tokenizer can make of `messages`.
 
@@ -51,4 +54,4 @@ def encode_body(request: ChatRequest, *, max_tokens: int, preferences: Mapping[s
     }
     if request.is_streamed:
         body["stream"] = True
-    return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
+    return _encode(body).encode()

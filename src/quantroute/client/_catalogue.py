@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Final
+from typing import Any, Final
 
 from quantroute.client._body import input_bound_tokens
 from quantroute.client._outcome import ChatRequest
 from quantroute.clock import Clock
 from quantroute.domain import Endpoint, EndpointKey, Provider, Quote, Sampling
 from quantroute.errors import NoEligibleEndpoint, RegistryError
-from quantroute.policy import BoundPolicy, ExclusionPolicy, Precision
+from quantroute.policy import BoundPolicy, ExclusionPolicy, Precision, pinned_preferences
 from quantroute.registry import EndpointList, ProviderRegistry
 from quantroute.routing import Candidate, in_order
 
@@ -28,6 +28,8 @@ _BYTES_PER_TOKEN: Final = 4
 _EXPECTED_SHARE: Final = 0.25
 _SMOOTHING: Final = 0.05
 _REFRESH_AT_MOST_EVERY_S: Final = 10.0
+#: The registry's cache is asked this often, not by each of a thousand requests a second.
+_ASK_EVERY_S: Final = 0.5
 
 
 class TooLong(Exception):
@@ -43,6 +45,7 @@ class Offers:
     bound: BoundPolicy
     quotes: tuple[tuple[Endpoint, Quote], ...]
     precisions: Mapping[EndpointKey, Precision]
+    pins: Mapping[EndpointKey, Mapping[str, Any]]  # the `provider` object that pins each endpoint
 
 
 @dataclass(slots=True)
@@ -55,6 +58,7 @@ class Catalogue:
     _offers: dict[tuple[str, frozenset[str]], Offers] = field(default_factory=dict, init=False)
     _output_share: dict[str, float] = field(default_factory=dict, init=False)
     _refreshed_at_s: dict[str, float] = field(default_factory=dict, init=False)
+    _asked_at_s: dict[str, float] = field(default_factory=dict, init=False)
 
     async def offers(self, model: str, sampling: Sampling) -> Offers:
         """The judged listing for requests with these sampling parameters.
@@ -63,8 +67,13 @@ class Catalogue:
             RegistryError: the listing cannot be had.
             UnknownName: a name in the policy matches nothing.
         """
-        listing = await self.registry.endpoints(model)
         key = (model, sampling.required_parameters())
+        known = self._offers.get(key)
+        now_s = self.clock.now_s()
+        if known is not None and now_s < self._asked_at_s.get(model, 0.0) + _ASK_EVERY_S:
+            return known
+        listing = await self.registry.endpoints(model)
+        self._asked_at_s[model] = now_s
         known = self._offers.get(key)
         if known is not None and known.listing is listing:
             return known
@@ -120,6 +129,7 @@ class Catalogue:
         self._refreshed_at_s[model] = now_s
         try:
             await self.registry.endpoints(model, refresh=True)
+            self._asked_at_s.pop(model, None)
         except RegistryError:
             return  # the registry has said so; the stale listing stands
 
@@ -153,6 +163,7 @@ class Catalogue:
             bound=bound,
             quotes=quotes,
             precisions={verdict.endpoint.key: verdict.precision for verdict in bound.verdicts},
+            pins={endpoint.key: pinned_preferences(endpoint, policy) for endpoint, _ in quotes},
         )
 
 

@@ -47,7 +47,7 @@ from quantroute.errors import (
     TransportError,
 )
 from quantroute.ledger import EntryId
-from quantroute.policy import ExclusionPolicy, pinned_preferences, served_by
+from quantroute.policy import served_by
 from quantroute.routing import Candidate, Feedback, Lease
 from quantroute.secrets import EnvKey
 from quantroute.storage import Work
@@ -106,7 +106,7 @@ class RowRun:
             self.engine.check_admission()
         self._attempts += 1
         try:
-            exchange = await self._send(lease.candidate, entry_id, offers.policy, headers)
+            exchange = await self._send(lease.candidate, entry_id, offers, headers)
         except TransportError as error:
             return await self._lost(lease, entry_id, error)
         except ConfigurationError:  # no session to send it by
@@ -186,14 +186,14 @@ class RowRun:
         self,
         candidate: Candidate,
         entry_id: EntryId,
-        policy: ExclusionPolicy,
+        offers: Offers,
         headers: Mapping[str, str],
     ) -> Exchange:
         engine = self.engine
         body = encode_body(
             self.request,
             max_tokens=candidate.max_tokens,
-            preferences=pinned_preferences(candidate.endpoint, policy),
+            preferences=offers.pins[candidate.endpoint.key],
         )
         return await engine.transport.post(
             "/chat/completions",

@@ -80,21 +80,20 @@ class _Deadline:
         self._first_byte_at = started_at + (limits.first_byte_s or float("inf"))
         self._total_at = started_at + (limits.total_s or float("inf"))
         self.reason = ""
-        self._arm({"first_byte_s": self._first_byte_at, "total_s": self._total_at})
+        self._arm(self._first_byte_at, "first_byte_s")
 
     def on_bytes(self, *, has_begun: bool) -> None:
         """Bytes came: the idle limit starts anew; the first-byte limit ends when it has begun."""
-        moments = {
-            "idle_s": self._loop.time() + (self._limits.idle_s or float("inf")),
-            "total_s": self._total_at,
-        }
-        if not has_begun:
-            moments["first_byte_s"] = self._first_byte_at
-        self._arm(moments)
+        idle_at = self._loop.time() + (self._limits.idle_s or float("inf"))
+        if has_begun or idle_at < self._first_byte_at:
+            self._arm(idle_at, "idle_s")
+        else:
+            self._arm(self._first_byte_at, "first_byte_s")
 
-    def _arm(self, moments: Mapping[str, float]) -> None:
-        self.reason = min(moments, key=lambda name: moments[name])
-        moment = moments[self.reason]
+    def _arm(self, moment: float, reason: str) -> None:
+        if self._total_at < moment:
+            moment, reason = self._total_at, "total_s"
+        self.reason = reason
         self._scope.reschedule(None if moment == float("inf") else moment)
 
 
@@ -209,15 +208,20 @@ class Transport:
         if is_streamed and response.status == 200 and response.content_type != "application/json":
             is_events = True
         decoder = StreamDecoder if is_events else BodyDecoder
-        now = datetime.fromtimestamp(self.clock.time_s(), UTC)
         generation_id = header(response.headers, _GENERATION_ID)
         redactor = self.key.redactor()  # of the key as it is now: it may be set or changed late
         return decoder(
             response.status,
             redactor,
-            retry_after_s=retry_after_s(response.headers, now=now),
+            retry_after_s=self._retry_after_s(response),
             header_id=redactor.answer(generation_id) if generation_id else None,
         )
+
+    def _retry_after_s(self, response: aiohttp.ClientResponse) -> float | None:
+        if response.status == 200 and "Retry-After" not in response.headers:
+            return None  # a thousand times a second, not worth looking for the rarer forms
+        now = datetime.fromtimestamp(self.clock.time_s(), UTC)
+        return retry_after_s(response.headers, now=now)
 
     def _timed_out(self, error: TimeoutError, deadline: _Deadline | None) -> TransportError:
         if isinstance(error, aiohttp.ConnectionTimeoutError):

@@ -7,7 +7,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from quantroute.domain import RowKey, Sampling, canonical_json, row_key
@@ -15,10 +15,18 @@ from quantroute.errors import ConfigurationError
 from quantroute.generation._prompts import DatasetSource, Prompt, dataset_name
 from quantroute.generation._quality import RowClass
 
-__all__ = ["Mode", "RunConfig", "config_difference", "describe_difference", "is_extension"]
+__all__ = [
+    "DatasetSettings",
+    "Mode",
+    "RunConfig",
+    "config_difference",
+    "describe_difference",
+    "is_extension",
+    "is_other_limit",
+]
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-_GROWING: Final = ("rollouts", "datasets")
+_GROWING: Final = ("rollouts", "datasets", "settings")
 #: After these there is nothing (or nothing valid) that could stand in a conversation's history.
 _DEAD_ENDS: Final = frozenset(
     {
@@ -49,6 +57,24 @@ class Mode(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DatasetSettings:
+    """How one dataset is asked, where that differs from the run's own settings."""
+
+    dataset: str
+    max_output_tokens: int
+    sampling: Sampling = field(default_factory=Sampling)
+    rollouts: int = 1
+
+    def identity(self) -> dict[str, Any]:
+        """What determines the rows of the dataset, as plain JSON values."""
+        return {
+            "max_output_tokens": self.max_output_tokens,
+            "sampling": self.sampling.parameters(),
+            "rollouts": self.rollouts,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig:
     """The settings of one run. Budget, concurrency and prompts' order are not among them.
 
@@ -59,6 +85,7 @@ class RunConfig:
             long answers and leaves thinking models without any.
         rollouts: answers per prompt, each a row of its own.
         datasets: names of the datasets, each an account below the run's.
+        settings: datasets that are asked in a way of their own; see `of`.
         policy_class: in a word, the exclusion policy; rows of different policies never meet.
         replay_reasoning: send the model's earlier reasoning along with its earlier answers. Off, as
             chat templates drop the reasoning of past turns; some models of the Kimi family refuse
@@ -74,6 +101,7 @@ class RunConfig:
     sampling: Sampling = field(default_factory=Sampling)
     rollouts: int = 1
     datasets: tuple[str, ...] = ()
+    settings: tuple[DatasetSettings, ...] = ()
     policy_class: str = ""
     replay_reasoning: bool = False
     continue_after: frozenset[RowClass] = frozenset({RowClass.GOOD})
@@ -99,11 +127,26 @@ class RunConfig:
         for name in self.datasets:
             if name != dataset_name(name):
                 raise ConfigurationError(f"{name!r} cannot name a dataset")
+        for item in self.settings:
+            self.of(item.dataset)  # raises if its settings are impossible
 
     @property
     def mode(self) -> Mode:
         """How the model is asked to think."""
         return Mode.of(self.sampling)
+
+    def of(self, dataset: str) -> RunConfig:
+        """The configuration as it is for the rows of one dataset."""
+        own = next((item for item in self.settings if item.dataset == dataset), None)
+        if own is None:
+            return self
+        return replace(
+            self,
+            max_output_tokens=own.max_output_tokens,
+            sampling=own.sampling,
+            rollouts=own.rollouts,
+            settings=(),
+        )
 
     def identity(self) -> dict[str, Any]:
         """What makes this run this run, as plain JSON values."""
@@ -113,6 +156,7 @@ class RunConfig:
             "sampling": self.sampling.parameters(),
             "rollouts": self.rollouts,
             "datasets": sorted(self.datasets),
+            "settings": {item.dataset: item.identity() for item in self.settings},
             "policy_class": self.policy_class,
             "replay_reasoning": self.replay_reasoning,
             "continue_after": sorted(item.value for item in self.continue_after),
@@ -163,10 +207,36 @@ def is_extension(difference: Mapping[str, tuple[Any, Any]]) -> bool:
     for name, (stored, wanted) in difference.items():
         if name not in _GROWING:
             return False
-        is_larger = wanted >= stored if name == "rollouts" else set(stored or ()) <= set(wanted)
+        match name:
+            case "rollouts":
+                is_larger = wanted >= stored
+            case "settings":
+                is_larger = _settings_grow(stored or {}, wanted)
+            case _:
+                is_larger = set(stored or ()) <= set(wanted)
         if not is_larger:
             return False
     return True
+
+
+def _settings_grow(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+    return all(
+        name in wanted
+        and wanted[name]["rollouts"] >= own["rollouts"]
+        and wanted[name] | {"rollouts": 0} == own | {"rollouts": 0}
+        for name, own in stored.items()
+    )
+
+
+def is_other_limit(difference: Mapping[str, tuple[Any, Any]]) -> bool:
+    """Whether nothing but output limits changed: what redoing truncated rows needs."""
+    if not set(difference) <= {"max_output_tokens", "settings"}:
+        return False
+    stored, wanted = difference.get("settings", ({}, {}))
+    return (stored or {}).keys() == wanted.keys() and all(
+        wanted[name] | {"max_output_tokens": 0} == own | {"max_output_tokens": 0}
+        for name, own in (stored or {}).items()
+    )
 
 
 def describe_difference(difference: Mapping[str, tuple[Any, Any]]) -> str:

@@ -85,6 +85,13 @@ class Conversation:
             keep = self.config.continue_after - self.redo
             self._chain.extend(takewhile(lambda turn: turn.row_class in keep, self.done.turns))
 
+    @property
+    def accepted_tokens(self) -> int | None:
+        """Output tokens of the row, reasoning included; None unless it is whole and good."""
+        if len(self._chain) < len(self.row.prompt.turns) or self._row_class() is not RowClass.GOOD:
+            return None
+        return sum(record.output_tokens or 0 for record in self._chain)
+
     async def run(self) -> RowState:
         """The state the row ends in. Whatever must stop the run is raised; turns so far are kept.
 

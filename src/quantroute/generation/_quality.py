@@ -137,6 +137,8 @@ def _is_leaked(content: str, asked: Sequence[str]) -> bool:
     A tag at the very start, or an end tag without its beginning, is a leak in any case: that is
     what a template mistake looks like. Tags elsewhere are one unless the prompt brought them up.
     """
+    if "think" not in content:
+        return False
     opener, closer = _OPENER.search(content), _CLOSER.search(content)
     if opener is None and closer is None:
         return False

@@ -20,6 +20,7 @@ from quantroute.generation._config import (
     config_difference,
     describe_difference,
     is_extension,
+    is_other_limit,
 )
 from quantroute.generation._prompts import Prompt
 from quantroute.generation._quality import RowClass
@@ -213,10 +214,10 @@ def _open_run(
         )
         return _set_config(connection, int(cursor.lastrowid or 0), config, at_s)
     difference = config_difference(stored.config, json.loads(canonical_json(config.identity())))
-    is_redo = bool(redo) and set(difference) <= {"max_output_tokens"}
+    is_redo = bool(redo) and is_other_limit(difference)
     if not is_redo and not is_extension(difference):
         hint = ""
-        if set(difference) == {"max_output_tokens"}:
+        if is_other_limit(difference):
             hint = ", or redo the rows of some classes (truncated ones, say) with the new limit"
         raise ConfigurationError(
             f"run {config.name!r} was begun with other settings: "

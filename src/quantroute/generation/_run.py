@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import signal
-from collections.abc import Callable, Iterable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,6 +20,7 @@ from quantroute.errors import (
 )
 from quantroute.generation._config import RunConfig
 from quantroute.generation._conversation import ChatClient, Conversation, account_of
+from quantroute.generation._feed import Feed
 from quantroute.generation._prompts import Prompt
 from quantroute.generation._quality import RowClass
 from quantroute.generation._records import RowState, TurnRecord, digest
@@ -62,6 +64,8 @@ class Run:
     Args:
         client: an open client; its ledger's store takes the rows.
         prompts: read once, lazily, as room comes.
+        feeds: more prompts, each dataset with a target or a purse of its own; all are read at the
+            same time, each with its share of the rows under way.
         redo: classes of finished rows to be had anew. The old answers stay as earlier revisions.
         retry_refused: ask again for rows that the service refused.
         drain_s: how long requests in flight may take to end when the run is stopped.
@@ -72,8 +76,9 @@ class Run:
         self,
         client: ChatClient,
         config: RunConfig,
-        prompts: Iterable[Prompt],
+        prompts: Iterable[Prompt] = (),
         *,
+        feeds: Sequence[Feed] = (),
         redo: Set[RowClass] = frozenset(),
         retry_refused: bool = False,
         drain_s: float = DEFAULT_DRAIN_S,
@@ -83,7 +88,8 @@ class Run:
             raise ConfigurationError(f"drain_s must not be negative: {drain_s}")
         self.client = client
         self.config = config
-        self._prompts = prompts
+        self._feeds = (*feeds, *(() if feeds and prompts == () else (Feed(prompts=prompts),)))
+        self._configs: dict[str, RunConfig] = {}
         self._redo = frozenset(redo)
         self._retry_refused = retry_refused
         self._drain_s = drain_s
@@ -95,7 +101,8 @@ class Run:
         self._capped: dict[Account, BudgetExceeded] = {}
         self._tally = Tally()
         self._live: set[asyncio.Task[None]] = set()
-        self._room = asyncio.Semaphore(max(2, _LIVE_ROWS_PER_SLOT * client.max_in_flight))
+        self._most_live = max(2, _LIVE_ROWS_PER_SLOT * client.max_in_flight)
+        self._room = asyncio.Semaphore(self._most_live)
         self._stop = asyncio.Event()
         self._stopped_by: QuantrouteError | None = None
         self._has_read_all = False
@@ -167,40 +174,78 @@ class Run:
     async def _perform(self) -> None:
         async with asyncio.TaskGroup() as group:
             stopped = group.create_task(self._stop.wait())
-            feeder = group.create_task(self._feed(group))
-            await asyncio.wait({feeder, stopped}, return_when=asyncio.FIRST_COMPLETED)
-            feeder.cancel()
+            feeders = {group.create_task(self._feed(group, feed)) for feed in self._feeds}
+            fed = group.create_task(_all_done(feeders))
+            await asyncio.wait({fed, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            for task in (fed, *feeders):
+                task.cancel()
+            self._has_read_all = all(feed.is_read for feed in self._feeds)
             rows = group.create_task(_all_done(self._live))
             await asyncio.wait({rows, stopped}, return_when=asyncio.FIRST_COMPLETED)
             if not rows.done():
                 await self._drain(rows)
             stopped.cancel()
 
-    async def _feed(self, group: asyncio.TaskGroup) -> None:
+    async def _feed(self, group: asyncio.TaskGroup, feed: Feed) -> None:
         """Start rows as there is room; a stop cancels this where it waits."""
+        rows = self._missing_rows(feed)
         try:
-            for row in self._missing_rows():
-                if row is None:
-                    await asyncio.sleep(0)
-                    continue
+            while (row := await self._next_row(feed, rows)) is not None:
                 await self._room.acquire()
                 await self.client.slot()
-                task = group.create_task(self._row(row))
-                self._live.add(task)
-                task.add_done_callback(self._row_is_over)
+                self._begin(group, feed, row)
                 await asyncio.sleep(0)  # let it take its slot before the next one looks for room
-            self._has_read_all = True
+            feed.is_over = True
+            if feed.purse is not None and feed.dataset is not None:
+                while feed.live:
+                    await feed.row_ended()
+                await feed.purse.close(feed.dataset)
         except QuantrouteError as error:
             self._stop_for(error)
 
-    def _missing_rows(self) -> Iterator[RowId | None]:
+    async def _next_row(self, feed: Feed, rows: Iterator[RowId | None]) -> RowId | None:
+        """The row to begin next; None when the feed is over. Waits for rows that will decide."""
+        while not feed.is_reached:
+            if feed.shortage is not None and not await self._has_more_money(feed):
+                return None
+            if feed.wants_more and feed.live < self._share():
+                row = feed.unpaid.popleft() if feed.unpaid else await _read(rows)
+                if row is not None:
+                    return row
+                feed.is_read = True
+                if feed.purse is None or not feed.live:
+                    return None
+            await feed.row_ended()
+        return None
+
+    def _share(self) -> int:
+        """Rows under way of one feed, lest one that waits for money take all the room."""
+        return max(1, self._most_live // max(1, sum(not feed.is_over for feed in self._feeds)))
+
+    async def _has_more_money(self, feed: Feed) -> bool:
+        assert feed.purse is not None
+        assert feed.dataset is not None
+        shortage, feed.shortage = feed.shortage, None
+        if await feed.purse.more(feed.dataset):
+            return True
+        assert shortage is not None
+        self._capped.setdefault(account_of(self.config, feed.dataset), shortage)
+        self._tally.skipped += len(feed.unpaid)
+        return False
+
+    def _begin(self, group: asyncio.TaskGroup, feed: Feed, row: RowId) -> None:
+        task = group.create_task(self._row(feed, row))
+        feed.begin_row()
+        self._live.add(task)
+        task.add_done_callback(functools.partial(self._row_is_over, feed))
+
+    def _missing_rows(self, feed: Feed) -> Iterator[RowId | None]:
         """Rows that are to be had, each once; now and then None for a breather."""
         skips = 0
-        for prompt in self._prompts:
-            for rollout in range(self.config.rollouts):
-                row = RowId(
-                    key=self.config.row_key(prompt, rollout), prompt=prompt, rollout=rollout
-                )
+        for prompt in feed.prompts:
+            config = self._config_of(prompt.dataset)
+            for rollout in range(config.rollouts):
+                row = RowId(key=config.row_key(prompt, rollout), prompt=prompt, rollout=rollout)
                 if self._is_due(row):
                     yield row
                     continue
@@ -223,40 +268,51 @@ class Run:
             return False
         return True
 
-    def _row_is_over(self, task: asyncio.Task[None]) -> None:
+    def _config_of(self, dataset: str) -> RunConfig:
+        config = self._configs.get(dataset)
+        if config is None:
+            config = self._configs[dataset] = self.config.of(dataset)
+        return config
+
+    def _row_is_over(self, feed: Feed, task: asyncio.Task[None]) -> None:
         self._live.discard(task)
         self._room.release()
+        feed.end_row()
 
     # -- one row ----------------------------------------------------------------------------------
 
-    async def _row(self, row: RowId) -> None:
+    async def _row(self, feed: Feed, row: RowId) -> None:
         """One row to its end. Its failure is its own; a run-stopper is noted once."""
         mark = digest(row.key)
         try:
             done = None
             if mark in self._resume.started:
                 done = await self._rows.find(self._run_id, row.key)
-            end = await Conversation(
+            conversation = Conversation(
                 client=self.client,
                 rows=self._rows,
                 run_id=self._run_id,
-                config=self.config,
+                config=self._config_of(row.prompt.dataset),
                 row=row,
                 clock=self._clock,
-                on_answer=self._count_answer,
+                on_answer=functools.partial(self._count_answer, feed),
                 done=done,
                 redo=self._redo,
-            ).run()
+            )
+            end = await conversation.run()
         except BudgetExceeded as error:
-            self._cap_reached(error, account_of(self.config, row.prompt.dataset))
+            self._resume.started.add(mark)  # some turns may be in, should the row be tried again
+            self._cap_reached(feed, row, error)
         except QuantrouteError as error:
             self._stop_for(error)
         else:
             self._tally.ends[end] += 1
+            feed.count_end(end, conversation.accepted_tokens)
             self._show()
 
-    def _count_answer(self, record: TurnRecord) -> None:
+    def _count_answer(self, feed: Feed, record: TurnRecord) -> None:
         self._tally.count_answer(record)
+        feed.count_answer(record)
         self._show()
 
     def _show(self) -> None:
@@ -267,8 +323,13 @@ class Run:
 
     # -- stopping ---------------------------------------------------------------------------------
 
-    def _cap_reached(self, error: BudgetExceeded, account: Account) -> None:
-        """A dataset's own cap ends that dataset; the run's or the root's ends the run."""
+    def _cap_reached(self, feed: Feed, row: RowId, error: BudgetExceeded) -> None:
+        """A dataset's own cap ends that dataset, unless its purse has more; another ends the run."""
+        account = account_of(self.config, row.prompt.dataset)
+        if error.account == account and feed.purse is not None and not feed.is_over:
+            feed.unpaid.append(row)
+            feed.shortage = error
+            return
         self._tally.skipped += 1
         if error.account == account:
             self._capped.setdefault(account, error)
@@ -332,6 +393,15 @@ class Run:
             spent_pusd=self.client.ledger.balance(Account(stored.name)).posted_pusd,
             elapsed_s=elapsed_s,
         )
+
+
+async def _read(rows: Iterator[RowId | None]) -> RowId | None:
+    """The next row; None at the end."""
+    for row in rows:
+        if row is not None:
+            return row
+        await asyncio.sleep(0)
+    return None
 
 
 async def _all_done(tasks: Set[asyncio.Task[None]]) -> None:
