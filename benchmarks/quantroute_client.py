@@ -8,8 +8,8 @@ server echoes `row-<n>` at the start of each answer:
 
 `--opt keep` runs again on the same output and so measures resume.
 
-The harness's server lists Alpha, Beta and Gamma but signs every answer "MockProvider", which quantroute
-rightly quarantines; the listing is therefore read with that name put in, and all checks stay on.
+The harness's server lists Alpha, Beta and Gamma but signs every answer "MockProvider", which
+quantroute rightly quarantines; so the listing is read with that name put in. All checks stay on.
 """
 
 from __future__ import annotations
@@ -41,9 +41,10 @@ def prompts() -> Any:
 
 async def listing() -> ProviderRegistry:
     """The server's own endpoint list, with the name it really answers under."""
-    async with aiohttp.ClientSession() as session, session.get(
-        f"{A.base}/models/{MODEL}/endpoints"
-    ) as response:
+    async with (
+        aiohttp.ClientSession() as session,
+        session.get(f"{A.base}/models/{MODEL}/endpoints") as response,
+    ):
         body = await response.json(content_type=None)
     for endpoint in body["data"]["endpoints"]:
         endpoint["provider_name"] = "MockProvider"

@@ -14,6 +14,7 @@ from quantroute.simulator import Scenario, Simulator, kimi_mission_scenario
 
 MODEL = "moonshotai/kimi-k2.5"
 
+
 def fast(**changes: Any) -> dict[str, Any]:
     """Client settings under which a test never waits long."""
     return {

@@ -427,6 +427,7 @@ class TestTime:
             settings = {"timeouts": Timeouts(), "retry": ONE_TRY, "clock": LoopClock()}
             async with facing(answers(completion()), **settings) as (client, _):
                 await client.verdicts(MODEL)
+                await client.note_baseline()
                 session = client._sessions.get()
                 await session.connector.close()  # the kept connection must not help
                 session._connector = _DeafConnector(limit=0)

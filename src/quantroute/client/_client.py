@@ -199,6 +199,9 @@ class Client:
             key=self.key,
         )
         router = Router(self.max_in_flight, limits=self._limits, breakers=self._breakers)
+        self._reconciler = Reconciler(
+            ledger=ledger, transport=transport, key=self.key, clock=self._clock
+        )
         self._engine = Engine(
             ledger=ledger,
             catalogue=Catalogue(registry=self._registry, policy=self.policy, clock=self._clock),
@@ -208,9 +211,7 @@ class Client:
             key=self.key,
             clock=self._clock,
             rng=self._rng,
-        )
-        self._reconciler = Reconciler(
-            ledger=ledger, transport=transport, key=self.key, clock=self._clock
+            note_baseline=self._reconciler.note_baseline,
         )
         self._loop = asyncio.get_running_loop()
         self._state = _State.OPEN
@@ -342,11 +343,13 @@ class Client:
     async def note_baseline(self, *, renew: bool = False) -> None:
         """Record the key's usage before the ledger's first request, for later reconciliation.
 
-        Harmless when repeated. `renew` takes it anew, for a service whose count starts again.
+        The first request does it by itself. `renew` takes it anew, for a service whose own count
+        has started again.
         """
-        self._opened()
+        engine = self._opened()
         assert self._reconciler is not None
         await self._reconciler.note_baseline(renew=renew)
+        engine.has_baseline = True
 
     async def reconcile(
         self, *, quiet_s: float | None = None, charge_bound: bool = False, patience_s: float = 45.0

@@ -43,8 +43,18 @@ class Engine:
     stop: asyncio.Event = field(default_factory=asyncio.Event)
     stopped_by: QuantrouteError | None = None
     live_rows: int = 0
+    has_baseline: bool = False
+    note_baseline: Callable[[], Awaitable[None]]
+    _baseline_turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     _last_refusal: tuple[int, str] | None = None
     _refusals_in_a_row: int = 0
+
+    async def before_first_request(self) -> None:
+        """Note what the key has spent so far, once, for later reconciliation."""
+        async with self._baseline_turn:
+            if not self.has_baseline:
+                await self.note_baseline()
+                self.has_baseline = True
 
     def stop_admitting(self, reason: QuantrouteError) -> None:
         """Send nothing new: rows without a request in flight raise `reason` where they wait."""

@@ -100,6 +100,8 @@ class RowRun:
         self, candidates: Sequence[Candidate], offers: Offers
     ) -> Answered | Classified:
         headers = self.engine.key.headers()  # read now; if it is missing, nothing is reserved
+        if not self.engine.has_baseline:
+            await self.engine.before_first_request()
         lease, entry_id = await self._admit(candidates)
         if self.engine.stopped_by is not None:  # while the reservation was being written
             await self._never_sent(lease, entry_id)
