@@ -6,6 +6,7 @@ import ast
 import inspect
 import re
 import runpy
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,6 +36,8 @@ def readme_commands() -> Iterator[list[str]]:
 def test_the_commands_of_the_readme_run_one_after_the_other(service: ThreadedSimulator) -> None:
     """Rehearsals as they stand; the others against a simulator in the service's place."""
     Path("my-prompts.jsonl").write_text('{"prompt": "Why is the sky blue?"}\n')
+    Path("examples").mkdir()
+    shutil.copy(ROOT / "examples/run.toml", "examples/run.toml")
     seen = set()
     for arguments in readme_commands():
         seen.add(arguments[0])

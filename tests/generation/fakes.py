@@ -18,7 +18,7 @@ from quantroute.client import (
     Provenance,
     RowRefused,
 )
-from quantroute.domain import Endpoint, Pricing, Quantization, TokenUsage
+from quantroute.domain import Endpoint, Pricing, Quantization, Quote, Sampling, TokenUsage
 from quantroute.errors import QuantrouteError
 from quantroute.generation import Prompt, RunConfig
 from quantroute.ledger import Basis, BudgetLedger, Charge, EntryId
@@ -85,6 +85,9 @@ class FakeClient:
     peak_live: int = 0
     live: int = 0
     reason: QuantrouteError | None = None
+
+    async def quote(self, model: str, sampling: Sampling) -> Quote | None:
+        return ENDPOINT.pricing.quote()
 
     async def complete(self, request: ChatRequest, *, sink: AnswerSink | None = None) -> Completion:
         self.live += 1

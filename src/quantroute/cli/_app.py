@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from quantroute._version import __version__
-from quantroute.cli import _endpoints, _export, _generate, _simulate, _status
+from quantroute.cli import _endpoints, _export, _generate, _plan, _simulate, _status
 from quantroute.cli._exit import ExitCode, code_for
 from quantroute.cli._log import configure_logging
 from quantroute.cli._wording import explain
@@ -43,6 +43,7 @@ app = typer.Typer(
     "5 no endpoint, 6 account, 7 storage, 130 interrupted.",
 )
 app.command("endpoints")(_endpoints.endpoints)
+app.command("plan")(_plan.plan)
 app.command("generate")(_generate.generate)
 app.command("status")(_status.status)
 app.command("reconcile")(_status.reconcile)

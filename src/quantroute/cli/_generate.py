@@ -3,31 +3,66 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager
+from functools import partial
 from pathlib import Path
-from typing import Annotated
-from urllib.parse import urlsplit
+from typing import Annotated, Final, NoReturn
 
 import typer
 
 from quantroute._http import OPENROUTER_URL
 from quantroute.cli import _options as options
+from quantroute.cli._datasets import (
+    DatasetsJob,
+    DatasetsOutcome,
+    datasets_data,
+    datasets_exit_code,
+    perform_datasets,
+    print_datasets,
+)
 from quantroute.cli._job import Job, Outcome, check_prompts, perform
 from quantroute.cli._output import print_json
+from quantroute.cli._plan import read_spec
 from quantroute.cli._rundir import RunFolder
-from quantroute.cli._service import opened_target
+from quantroute.cli._service import Target, opened_target, source_class
 from quantroute.cli._summary import exit_code, outcome_data, print_outcome
 from quantroute.client import DEFAULT_MAX_IN_FLIGHT
 from quantroute.errors import ConfigurationError
-from quantroute.generation import DatasetSource, RunConfig, builtin_prompts, dataset_name
+from quantroute.generation import (
+    DatasetSource,
+    RunConfig,
+    builtin_prompts,
+    dataset_name,
+    policy_class,
+)
 from quantroute.money import cap_pusd
-from quantroute.policy import ExclusionPolicy
+
+Opening = Callable[[], AbstractAsyncContextManager[Target]]
+
+_BESIDE_A_RUN_FILE: Final = frozenset(
+    {
+        "prompts",
+        "redo",
+        "retry_refused",
+        "simulate",
+        "scenario",
+        "simulator_seed",
+        "base_url",
+        "ca_file",
+        "as_json",
+    }
+)
 
 
 def generate(
+    ctx: typer.Context,
     prompts: Annotated[
         list[Path] | None,
-        typer.Argument(help="Prompt files (JSONL or .txt); the embedded set if none is given."),
+        typer.Argument(
+            help="Prompt files (JSONL or .txt), the embedded set if none is given; or one run file "
+            "(.toml) that says everything."
+        ),
     ] = None,
     out: Annotated[
         Path, typer.Option("--out", "-o", help="The run's folder; an existing run is resumed.")
@@ -98,10 +133,28 @@ def generate(
     quantroute generate b3.jsonl --cap 5 --exclude Fireworks --thinking --out runs/b3
 
     quantroute generate b3.jsonl --redo truncated --max-output-tokens 16384 --out runs/b3
+
+    quantroute generate run.toml
     """
     files = tuple(prompts or ())
     if scenario is not None and not simulate:
         raise ConfigurationError("--scenario is for --simulate; give both, or neither")
+    classes = frozenset(options.row_class(name, option="--redo") for name in redo or ())
+    opening = partial(
+        opened_target,
+        base_url=base_url,
+        ca_file=ca_file,
+        simulate=simulate,
+        scenario=scenario,
+        seed=simulator_seed,
+    )
+    if any(path.suffix == ".toml" for path in files):
+        _check_run_file(ctx, files)
+        spec = read_spec(files[0], base_url=base_url, simulate=simulate)
+        _generate_datasets(
+            DatasetsJob(spec=spec, redo=classes, retry_refused=retry_refused, as_json=as_json),
+            opening,
+        )
     policy = options.build_policy(
         exclude=exclude,
         only=only,
@@ -126,7 +179,7 @@ def generate(
         ),
         rollouts=rollouts,
         datasets=tuple(dict.fromkeys(_dataset_names(files))),
-        policy_class=_source_class(base_url, is_simulated=simulate) + _policy_class(policy),
+        policy_class=source_class(base_url, is_simulated=simulate) + policy_class(policy),
         sources=tuple(DatasetSource.of(path) for path in files),
     )
     job = Job(
@@ -137,19 +190,13 @@ def generate(
         policy=policy,
         cap=cap,
         max_in_flight=max_in_flight,
-        redo=frozenset(options.row_class(name, option="--redo") for name in redo or ()),
+        redo=classes,
         retry_refused=retry_refused,
         as_json=as_json,
     )
 
     async def main() -> Outcome:
-        async with opened_target(
-            base_url=base_url,
-            ca_file=ca_file,
-            simulate=simulate,
-            scenario=scenario,
-            seed=simulator_seed,
-        ) as target:
+        async with opening() as target:
             return await perform(job, target)
 
     outcome = asyncio.run(main())
@@ -160,26 +207,35 @@ def generate(
     raise typer.Exit(exit_code(outcome.report))
 
 
+def _check_run_file(ctx: typer.Context, files: Sequence[Path]) -> None:
+    """A run file stands alone: two sources for one setting would need a rule nobody remembers."""
+    if len(files) > 1:
+        raise ConfigurationError("a run file stands alone; name its prompt files in it")
+    given = [
+        name
+        for name in ctx.params
+        if name not in _BESIDE_A_RUN_FILE
+        and (source := ctx.get_parameter_source(name)) is not None
+        and source.name == "COMMANDLINE"
+    ]
+    if given:
+        names = ", ".join(f"--{name.replace('_', '-')}" for name in sorted(given))
+        raise ConfigurationError(f"{names}: set that in {files[0]} instead")
+
+
+def _generate_datasets(job: DatasetsJob, opening: Opening) -> NoReturn:
+    async def main() -> DatasetsOutcome:
+        async with opening() as target:
+            return await perform_datasets(job, target)
+
+    outcome = asyncio.run(main())
+    if job.as_json:
+        print_json(datasets_data(outcome))
+    else:
+        print_datasets(job, outcome)
+    raise typer.Exit(datasets_exit_code(outcome.report))
+
+
 def _dataset_names(files: Iterable[Path]) -> list[str]:
     names = [dataset_name(path.stem) for path in files]
     return names or sorted({prompt.dataset for prompt in builtin_prompts()})
-
-
-def _source_class(base_url: str, *, is_simulated: bool) -> str:
-    """Which service answers, if it is not OpenRouter: a rehearsal never ends in a real run."""
-    if is_simulated:
-        return "simulated:"
-    host = urlsplit(base_url).hostname or ""
-    return "" if host == urlsplit(OPENROUTER_URL).hostname else f"{host}:"
-
-
-def _policy_class(policy: ExclusionPolicy) -> str:
-    """Which formats rows may come from: rows made under different answers to that never meet."""
-    described = policy.as_dict()
-    unknown = described["accept_unknown"]
-    parts = [described["native"] or "native", *described["accept"]]
-    if unknown is True:
-        parts.append("unknown")
-    elif unknown:
-        parts.extend(f"unknown:{name}" for name in sorted(unknown))
-    return "+".join(parts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -19,6 +19,7 @@ from quantroute.cli._wording import as_options
 from quantroute.client import Client, Reconciliation
 from quantroute.errors import DatasetError, NoEligibleEndpoint
 from quantroute.generation import (
+    DatasetRun,
     Prompt,
     RowClass,
     Run,
@@ -32,9 +33,16 @@ from quantroute.policy import BoundPolicy, ExclusionPolicy
 from quantroute.registry import ProviderRegistry
 from quantroute.report import verdict_table
 
-__all__ = ["Job", "Outcome", "check_prompts", "perform"]
+__all__ = [
+    "RECORDS_WITHIN_S",
+    "Job",
+    "Outcome",
+    "check_prompts",
+    "perform",
+    "stopping_on_signals",
+]
 
-_RECORDS_WITHIN_S: Final = 20.0
+RECORDS_WITHIN_S: Final = 20.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,9 +148,9 @@ async def _run(job: Job, target: Target, client: Client, bound: BoundPolicy) -> 
     await client.note_baseline(renew=target.simulator is not None)
     run = Run(client, job.config, job.prompts(), redo=job.redo, retry_refused=job.retry_refused)
     reporter = Reporter(client, total_rows=job.total_rows, is_silent=job.as_json)
-    with reporter, _stopping_on_signals(run, reporter):
+    with reporter, stopping_on_signals(run, reporter.note_stopping):
         report = await run.execute(reporter.on_progress)
-    reconciled = await client.reconcile(patience_s=_RECORDS_WITHIN_S)
+    reconciled = await client.reconcile(patience_s=RECORDS_WITHIN_S)
     balance = ledger.balance()
     return Outcome(
         report=report,
@@ -156,7 +164,7 @@ async def _run(job: Job, target: Target, client: Client, bound: BoundPolicy) -> 
 
 
 @contextlib.contextmanager
-def _stopping_on_signals(run: Run, reporter: Reporter) -> Iterator[None]:
+def stopping_on_signals(run: Run | DatasetRun, on_stopping: Callable[[], None]) -> Iterator[None]:
     """The run's own handlers, and a word at once: silence would provoke a second Ctrl+C."""
     with run.install_signal_handlers():
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
@@ -169,7 +177,7 @@ def _stopping_on_signals(run: Run, reporter: Reporter) -> Iterator[None]:
                 task.cancel()
                 return
             is_stopping = True
-            reporter.note_stopping()
+            on_stopping()
             run.request_stop()
 
         for number in (signal.SIGINT, signal.SIGTERM):

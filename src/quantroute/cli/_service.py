@@ -8,14 +8,15 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
 
-from quantroute._http import Service
+from quantroute._http import OPENROUTER_URL, Service
 from quantroute.secrets import EnvKey
 
 if TYPE_CHECKING:
     from quantroute.simulator import Scenario, Simulator
 
-__all__ = ["Target", "opened_target", "read_scenario"]
+__all__ = ["Target", "opened_target", "read_scenario", "source_class"]
 
 _SIMULATOR_KEY: Final = "QUANTROUTE_SIMULATOR_KEY"
 
@@ -52,6 +53,14 @@ async def opened_target(
             key=EnvKey(_SIMULATOR_KEY),
             simulator=simulator,
         )
+
+
+def source_class(base_url: str, *, is_simulated: bool) -> str:
+    """Which service answers, if it is not OpenRouter: a rehearsal never ends in a real run."""
+    if is_simulated:
+        return "simulated:"
+    host = urlsplit(base_url).hostname or ""
+    return "" if host == urlsplit(OPENROUTER_URL).hostname else f"{host}:"
 
 
 def read_scenario(catalogue: Path | None, scenario: Path | None) -> Scenario:

@@ -12,7 +12,7 @@ from quantroute.generation import RowClass, RunReport, StopReason
 from quantroute.money import format_usd
 from quantroute.report import balance_line, ledger_table
 
-__all__ = ["exit_code", "outcome_data", "print_outcome"]
+__all__ = ["exit_code", "outcome_data", "print_books", "print_outcome"]
 
 _EXIT_CODES: Final = {
     StopReason.DONE: ExitCode.DONE,
@@ -38,7 +38,7 @@ def print_outcome(job: Job, outcome: Outcome) -> None:
         show(ledger_table(outcome.statement, title="ledger"))
     say(balance_line(outcome.balance))
     if outcome.billed_pusd or outcome.spent_now_pusd:
-        _print_books(outcome)
+        print_books(outcome)
     if outcome.reconciled.still_held:
         say(
             f"{outcome.reconciled.still_held:,} charges are not known yet and stay reserved; "
@@ -51,7 +51,8 @@ def print_outcome(job: Job, outcome: Outcome) -> None:
     say(_closing_line(job, report), bold=True)
 
 
-def _print_books(outcome: Outcome) -> None:
+def print_books(outcome: Outcome) -> None:
+    """Compare the ledger with the embedded simulator's own bill, if there is one."""
     if outcome.billed_pusd is None:
         return
     billed, posted = outcome.billed_pusd, outcome.spent_now_pusd

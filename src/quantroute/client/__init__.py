@@ -1,5 +1,6 @@
 """One request end to end: reserve, send, classify, retry, settle."""
 
+from quantroute.client._body import input_bound_tokens
 from quantroute.client._client import DEFAULT_MAX_IN_FLIGHT, Client
 from quantroute.client._outcome import (
     Answer,
@@ -30,4 +31,5 @@ __all__ = [
     "RetryPolicy",
     "RowRefused",
     "Timeouts",
+    "input_bound_tokens",
 ]

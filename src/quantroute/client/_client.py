@@ -31,7 +31,7 @@ from quantroute.client._retry import RetryPolicy
 from quantroute.client._row import RowRun
 from quantroute.client._transport import Timeouts, Transport
 from quantroute.clock import Clock, SystemClock
-from quantroute.domain import Message, Sampling
+from quantroute.domain import Message, Quote, Sampling
 from quantroute.errors import (
     ConfigurationError,
     InvalidResponse,
@@ -329,6 +329,13 @@ class Client:
         """The policy's judgement of every endpoint of `model`, as requests would meet it now."""
         offers = await self._opened().catalogue.offers(model, sampling or Sampling())
         return offers.bound
+
+    async def quote(self, model: str, sampling: Sampling | None = None) -> Quote | None:
+        """Price ceilings of the cheapest endpoint that may serve; None if there is none."""
+        offers = await self._opened().catalogue.offers(model, sampling or Sampling())
+        return min(
+            (quote for _, quote in offers.quotes), key=lambda item: item.output_pusd, default=None
+        )
 
     def endpoint_reports(self) -> tuple[EndpointReport, ...]:
         """State of each endpoint that had requests: limit, breaker, counts."""

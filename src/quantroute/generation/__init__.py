@@ -1,8 +1,24 @@
 """Prompts to rows: generate, resume, judge, export."""
 
-from quantroute.generation._config import Mode, RunConfig
+from quantroute.generation._allocation import Allocation, Claim, allocate
+from quantroute.generation._census import Census, take_census
+from quantroute.generation._config import DatasetSettings, Mode, RunConfig
 from quantroute.generation._conversation import ChatClient
+from quantroute.generation._datasets import (
+    DatasetOutcome,
+    DatasetRun,
+    DatasetsProgress,
+    DatasetsReport,
+    plan_run,
+    probe_run,
+    run_datasets,
+)
+from quantroute.generation._expect import Expectation
 from quantroute.generation._export import ExportReport, export_rows
+from quantroute.generation._feed import Feed, FeedProgress, Purse, Target
+from quantroute.generation._measure import Accepted, Standing, read_standings
+from quantroute.generation._plan import DatasetPlan, Demand, Plan, PlannedEndpoint
+from quantroute.generation._planner import make_plan
 from quantroute.generation._prompts import (
     DatasetSource,
     Prompt,
@@ -15,17 +31,36 @@ from quantroute.generation._records import RowState, StoredRow, TurnRecord
 from quantroute.generation._report import Progress, RunReport, StopReason, truncation_rates
 from quantroute.generation._rows import RowCounts, RowStore, StoredRun
 from quantroute.generation._run import DEFAULT_DRAIN_S, Run
+from quantroute.generation._spec import DatasetSpec, RunSpec, load_run_spec, policy_class
 from quantroute.generation._writers import read_rows
 
 __all__ = [
     "DEFAULT_DRAIN_S",
+    "Accepted",
+    "Allocation",
+    "Census",
     "ChatClient",
+    "Claim",
+    "DatasetOutcome",
+    "DatasetPlan",
+    "DatasetRun",
+    "DatasetSettings",
     "DatasetSource",
+    "DatasetSpec",
+    "DatasetsProgress",
+    "DatasetsReport",
+    "Demand",
+    "Expectation",
     "ExportReport",
+    "Feed",
+    "FeedProgress",
     "Judgement",
     "Mode",
+    "Plan",
+    "PlannedEndpoint",
     "Progress",
     "Prompt",
+    "Purse",
     "RowClass",
     "RowCounts",
     "RowState",
@@ -33,16 +68,28 @@ __all__ = [
     "Run",
     "RunConfig",
     "RunReport",
+    "RunSpec",
+    "Standing",
     "StopReason",
     "StoredRow",
     "StoredRun",
+    "Target",
     "TurnRecord",
+    "allocate",
     "builtin_prompts",
     "classify",
     "dataset_name",
     "export_rows",
+    "load_run_spec",
     "loop_score",
+    "make_plan",
+    "plan_run",
+    "policy_class",
+    "probe_run",
     "read_prompts",
     "read_rows",
+    "read_standings",
+    "run_datasets",
+    "take_census",
     "truncation_rates",
 ]

@@ -16,15 +16,17 @@ from quantroute.client import (
     Completion,
     GaveUp,
     RowRefused,
+    input_bound_tokens,
 )
 from quantroute.clock import Clock
-from quantroute.domain import Message, canonical_json
+from quantroute.domain import Message, Quote, Sampling, canonical_json
 from quantroute.errors import QuantrouteError
 from quantroute.generation._config import RunConfig
+from quantroute.generation._limits import OutputLimits, remaining_pusd
 from quantroute.generation._quality import RowClass, classify
 from quantroute.generation._records import RowState, StoredRow, TurnRecord, turn_record
 from quantroute.generation._rows import RowId, RowStore
-from quantroute.ledger import Account, BudgetLedger, EntryId
+from quantroute.ledger import Account, BudgetLedger, EntryId, lineage
 from quantroute.storage import Work
 
 __all__ = ["ChatClient", "Conversation", "account_of"]
@@ -53,6 +55,9 @@ class ChatClient(Protocol):
     def admit_again(self) -> None:
         """Take back `stop_admitting`."""
 
+    async def quote(self, model: str, sampling: Sampling) -> Quote | None:
+        """Price ceilings of the cheapest endpoint that may serve such requests."""
+
 
 def account_of(config: RunConfig, dataset: str) -> Account:
     """The account that pays for a dataset of a run."""
@@ -67,6 +72,7 @@ class Conversation:
         done: the stored row, if some turns are in already; the first that is missing is next.
         redo: classes of answers that are to be had anew, and everything after them.
         on_answer: told of each answer that came in.
+        limits: the dataset's output limits, which may be below the run's while money is short.
     """
 
     client: ChatClient
@@ -76,9 +82,11 @@ class Conversation:
     row: RowId
     clock: Clock
     on_answer: Callable[[TurnRecord], None]
+    limits: OutputLimits
     done: StoredRow | None = None
     redo: Set[RowClass] = frozenset()
     _chain: list[TurnRecord] = field(default_factory=list, init=False)
+    _cut_at_tokens: int | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         if self.done is not None:
@@ -102,7 +110,7 @@ class Conversation:
             completion = await self._ask(len(self._chain))
             match completion:
                 case Answered():
-                    if self._state() is RowState.FINISHED:
+                    if self._cut_at_tokens is None and self._state() is RowState.FINISHED:
                         return RowState.FINISHED
                 case RowRefused(status=status, problem=problem, attempts=attempts):
                     return await self._failed(RowState.REFUSED, problem, attempts, status=status)
@@ -111,10 +119,11 @@ class Conversation:
 
     async def _ask(self, turn: int) -> Completion:
         messages = self._messages(turn)
+        limit_tokens = await self._limit(messages)
         request = ChatRequest(
             model=self.config.model,
             messages=messages,
-            max_output_tokens=self.config.max_output_tokens,
+            max_output_tokens=limit_tokens,
             sampling=self.config.sampling,
             account=account_of(self.config, self.row.prompt.dataset),
             request_id=f"{self.row.key[:12]}/{turn}",
@@ -122,9 +131,23 @@ class Conversation:
         )
 
         def sink(answer: Answer, entry_id: EntryId) -> Work[None]:
-            return self._keep(answer, entry_id, turn, messages)
+            return self._keep(answer, entry_id, turn, messages, limit_tokens)
 
         return await self.client.complete(request, sink=sink)
+
+    async def _limit(self, messages: tuple[Message, ...]) -> int:
+        """The output limit to ask with: after a cut, a larger one than that."""
+        if self._cut_at_tokens is not None:
+            return self.limits.after_cut(self._cut_at_tokens) or self.limits.full_tokens
+        if not self.limits.is_elastic:
+            return self.limits.full_tokens
+        account = account_of(self.config, self.row.prompt.dataset)
+        ledger = self.client.ledger
+        return self.limits.choose(
+            quote=await self.client.quote(self.config.model, self.config.sampling),
+            input_tokens=input_bound_tokens(messages),
+            remaining_pusd=remaining_pusd(ledger.balance(path) for path in lineage(account)),
+        )
 
     def _messages(self, turn: int) -> tuple[Message, ...]:
         """System prompt, then question and own answer in turns, then the question of this turn."""
@@ -145,7 +168,12 @@ class Conversation:
         return message
 
     def _keep(
-        self, answer: Answer, entry_id: EntryId, turn: int, messages: tuple[Message, ...]
+        self,
+        answer: Answer,
+        entry_id: EntryId,
+        turn: int,
+        messages: tuple[Message, ...],
+        limit_tokens: int,
     ) -> Work[None]:
         """Judge the answer, take it into the chain, and give the work that stores it."""
         prompt = self.row.prompt
@@ -159,14 +187,28 @@ class Conversation:
             turn=turn,
             messages_sha256=hashlib.sha256(canonical_json(messages).encode()).hexdigest(),
             sampling=self.config.sampling,
-            max_output_tokens=self.config.max_output_tokens,
+            max_output_tokens=limit_tokens,
             created_at_s=self.clock.time_s(),
         )
-        self._chain.append(record)
         self.on_answer(record)
+        if self._is_cut_short(record, limit_tokens):
+            # Kept, as everything that was paid for, but asked for again: the row stays open.
+            self._cut_at_tokens = limit_tokens
+            return self.rows.turn_work(
+                self.run_id, self.row, record, state=RowState.OPEN, row_class=None
+            )
+        self._cut_at_tokens = None
+        self._chain.append(record)
         state = self._state()
         row_class = self._row_class() if state is RowState.FINISHED else None
         return self.rows.turn_work(self.run_id, self.row, record, state=state, row_class=row_class)
+
+    def _is_cut_short(self, record: TurnRecord, limit_tokens: int) -> bool:
+        """Whether a limit of ours, not the user's, cut the answer; learns the lengths of others."""
+        if record.row_class is not RowClass.TRUNCATED:
+            self.limits.lengths.add(record.output_tokens or 0)
+            return False
+        return self.limits.after_cut(limit_tokens) is not None
 
     def _state(self) -> RowState:
         is_whole = len(self._chain) == len(self.row.prompt.turns)

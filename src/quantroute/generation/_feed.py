@@ -45,7 +45,9 @@ class Target:
     def __post_init__(self) -> None:
         goals = [goal for goal in (self.output_tokens, self.rows) if goal is not None]
         if len(goals) != 1 or goals[0] < 1:
-            raise ConfigurationError("a target is a number of output tokens or of rows, one of them")
+            raise ConfigurationError(
+                "a target is a number of output tokens or of rows, one of them"
+            )
 
     def missing(self, *, rows: int, output_tokens: int) -> int:
         """What is missing with so much accepted; not negative."""
@@ -58,7 +60,8 @@ class Target:
         """What one more row may be expected to bring, in the target's unit.
 
         Args:
-            ended: rows that ended in this start, of which `rows` with `output_tokens` were accepted.
+            ended: rows that ended in this start.
+            rows, output_tokens: what of them was accepted.
         """
         prior, brought = (
             (1.0, rows) if self.rows is not None else (self.expected_tokens, output_tokens)
@@ -91,6 +94,7 @@ class Feed:
         prompts: read once, lazily.
         dataset: the dataset of all of them; needed with a purse.
         target: where to stop; None reads to the end.
+        rollouts: only the first so many answers per prompt; None for what is configured.
         purse: asked when the dataset's own cap is reached; without one that ends the dataset.
         accepted_rows, accepted_tokens: what earlier starts have brought.
     """
@@ -99,6 +103,7 @@ class Feed:
     dataset: str | None = None
     target: Target | None = None
     purse: Purse | None = None
+    rollouts: int | None = None
     accepted_rows: int = 0
     accepted_tokens: int = 0
     answers: int = field(default=0, init=False)

@@ -21,6 +21,7 @@ from quantroute.errors import (
 from quantroute.generation._config import RunConfig
 from quantroute.generation._conversation import ChatClient, Conversation, account_of
 from quantroute.generation._feed import Feed
+from quantroute.generation._limits import OutputLimits
 from quantroute.generation._prompts import Prompt
 from quantroute.generation._quality import RowClass
 from quantroute.generation._records import RowState, TurnRecord, digest
@@ -64,11 +65,14 @@ class Run:
     Args:
         client: an open client; its ledger's store takes the rows.
         prompts: read once, lazily, as room comes.
-        feeds: more prompts, each dataset with a target or a purse of its own; all are read at the
-            same time, each with its share of the rows under way.
+        feeds: instead of `prompts`: datasets with targets and purses of their own, read at the same
+            time, each with its share of the rows under way.
         redo: classes of finished rows to be had anew. The old answers stay as earlier revisions.
         retry_refused: ask again for rows that the service refused.
         drain_s: how long requests in flight may take to end when the run is stopped.
+        elastic_limits: reserve less per request while money is short for the asked concurrency, by
+            asking with lower output limits; answers cut by those are asked for again. Never above
+            the configured limit. See docs/design/0007-tight-cap.md.
         clock: a seam for tests.
     """
 
@@ -82,17 +86,20 @@ class Run:
         redo: Set[RowClass] = frozenset(),
         retry_refused: bool = False,
         drain_s: float = DEFAULT_DRAIN_S,
+        elastic_limits: bool = True,
         clock: Clock | None = None,
     ) -> None:
         if drain_s < 0:
             raise ConfigurationError(f"drain_s must not be negative: {drain_s}")
         self.client = client
         self.config = config
-        self._feeds = (*feeds, *(() if feeds and prompts == () else (Feed(prompts=prompts),)))
+        self._feeds = tuple(feeds) or (Feed(prompts=prompts),)
         self._configs: dict[str, RunConfig] = {}
         self._redo = frozenset(redo)
         self._retry_refused = retry_refused
         self._drain_s = drain_s
+        self._has_elastic_limits = elastic_limits
+        self._limits: dict[str, OutputLimits] = {}
         self._clock: Clock = clock or SystemClock()
         self._rows = RowStore(client.ledger.store)
         self._run_id = -1
@@ -244,7 +251,7 @@ class Run:
         skips = 0
         for prompt in feed.prompts:
             config = self._config_of(prompt.dataset)
-            for rollout in range(config.rollouts):
+            for rollout in range(feed.rollouts or config.rollouts):
                 row = RowId(key=config.row_key(prompt, rollout), prompt=prompt, rollout=rollout)
                 if self._is_due(row):
                     yield row
@@ -274,6 +281,16 @@ class Run:
             config = self._configs[dataset] = self.config.of(dataset)
         return config
 
+    def _limits_of(self, dataset: str) -> OutputLimits:
+        limits = self._limits.get(dataset)
+        if limits is None:
+            limits = self._limits[dataset] = OutputLimits(
+                full_tokens=self._config_of(dataset).max_output_tokens,
+                slots=self.client.max_in_flight,
+                is_elastic=self._has_elastic_limits,
+            )
+        return limits
+
     def _row_is_over(self, feed: Feed, task: asyncio.Task[None]) -> None:
         self._live.discard(task)
         self._room.release()
@@ -296,6 +313,7 @@ class Run:
                 row=row,
                 clock=self._clock,
                 on_answer=functools.partial(self._count_answer, feed),
+                limits=self._limits_of(row.prompt.dataset),
                 done=done,
                 redo=self._redo,
             )
@@ -324,7 +342,7 @@ class Run:
     # -- stopping ---------------------------------------------------------------------------------
 
     def _cap_reached(self, feed: Feed, row: RowId, error: BudgetExceeded) -> None:
-        """A dataset's own cap ends that dataset, unless its purse has more; another ends the run."""
+        """A dataset's own cap ends it unless its purse has more; any other cap ends the run."""
         account = account_of(self.config, row.prompt.dataset)
         if error.account == account and feed.purse is not None and not feed.is_over:
             feed.unpaid.append(row)

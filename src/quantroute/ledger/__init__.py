@@ -1,7 +1,15 @@
 """A hard cap on spending: reserve, then post, void or hold; exact, durable, shared."""
 
 from quantroute.ledger._ledger import BudgetLedger
-from quantroute.ledger._records import ROOT, Account, Basis, Charge, EntryId, EntryStatus
+from quantroute.ledger._records import (
+    ROOT,
+    Account,
+    Basis,
+    Charge,
+    EntryId,
+    EntryStatus,
+    lineage,
+)
 from quantroute.ledger._state import OpenEntry
 from quantroute.ledger._statement import Balance, StatementLine, posted_amounts_pusd
 
@@ -16,5 +24,6 @@ __all__ = [
     "EntryStatus",
     "OpenEntry",
     "StatementLine",
+    "lineage",
     "posted_amounts_pusd",
 ]

@@ -1,5 +1,6 @@
 """Tables and pictures of what happened."""
 
+from quantroute.report._plan import plan_lines, plan_tables
 from quantroute.report._tables import (
     balance_line,
     ledger_table,
@@ -7,4 +8,11 @@ from quantroute.report._tables import (
     verdict_table,
 )
 
-__all__ = ["balance_line", "ledger_table", "statement_totals", "verdict_table"]
+__all__ = [
+    "balance_line",
+    "ledger_table",
+    "plan_lines",
+    "plan_tables",
+    "statement_totals",
+    "verdict_table",
+]

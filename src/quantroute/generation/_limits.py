@@ -1,0 +1,111 @@
+"""Output limits that let the last part of the money be spent at full concurrency.
+
+A request reserves the price of its whole output limit. With a limit eight times the mean, what is
+reserved is eight times what will be spent, and once the remaining money no longer covers that for
+every slot, slots stand empty: the nearer the cap, the emptier. So while money is short for the
+asked concurrency a request gets the limit that its share of the money affords, but never less than
+what nearly all answers of its dataset need, by the lengths seen so far. An answer that is cut by
+such a limit is asked for again with twice the limit, up to the one the user set.
+
+The hard cap is not touched by any of this: it only decides how much is reserved per request.
+See docs/design/0007-tight-cap.md for the arithmetic, and for what it does to long answers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+from quantroute.domain import Quote
+from quantroute.ledger import Balance
+from quantroute.money import NO_CAP
+
+__all__ = ["LengthModel", "OutputLimits", "remaining_pusd"]
+
+#: Share of answers that a learned limit lets through. From the arithmetic in 0007: at 0.98 about
+#: one percent of the money goes into answers that are cut and asked for again.
+_QUANTILE: Final = 0.98
+_MARGIN: Final = 1.05
+_LEAST_SEEN: Final = 100
+_KEPT: Final = 2_048
+_REFRESH_EVERY: Final = 64
+_GROWTH: Final = 2
+
+
+@dataclass(slots=True)
+class LengthModel:
+    """Output tokens of the last answers of one dataset that were not cut."""
+
+    _seen: deque[int] = field(default_factory=lambda: deque(maxlen=_KEPT), init=False)
+    _since_sorted: int = field(default=0, init=False)
+    _quantile: int | None = field(default=None, init=False)
+
+    def add(self, output_tokens: int) -> None:
+        """An answer came to its own end after so many tokens."""
+        self._seen.append(output_tokens)
+        self._since_sorted += 1
+
+    def ordinary_tokens(self) -> int | None:
+        """What nearly all answers stay below; None until enough have been seen."""
+        if len(self._seen) < _LEAST_SEEN:
+            return None
+        if self._quantile is None or self._since_sorted >= _REFRESH_EVERY:
+            ordered = sorted(self._seen)
+            self._quantile = math.ceil(_MARGIN * ordered[int(_QUANTILE * (len(ordered) - 1))])
+            self._since_sorted = 0
+        return self._quantile
+
+
+@dataclass(slots=True, kw_only=True)
+class OutputLimits:
+    """The output limit for each request of one dataset.
+
+    Args:
+        full_tokens: the user's own limit; never exceeded.
+        slots: requests that shall be in flight at once.
+        is_elastic: False always gives the full limit.
+    """
+
+    full_tokens: int
+    slots: int
+    is_elastic: bool = True
+    lengths: LengthModel = field(default_factory=LengthModel)
+
+    def choose(self, *, quote: Quote | None, input_tokens: int, remaining_pusd: int | None) -> int:
+        """The limit for the next request.
+
+        Args:
+            quote: ceilings of the cheapest endpoint, None if unknown.
+            input_tokens: bound of the prompt.
+            remaining_pusd: what is not spent for good yet, reserved or not; None without a cap.
+        """
+        if not self.is_elastic or remaining_pusd is None or quote is None or not quote.output_pusd:
+            return self.full_tokens
+        ordinary_tokens = self.lengths.ordinary_tokens()
+        if ordinary_tokens is None:
+            return self.full_tokens
+        fixed_pusd = quote.cost_pusd(input_tokens=input_tokens, output_tokens=0)
+        affordable = math.floor((remaining_pusd / self.slots - fixed_pusd) / quote.output_pusd)
+        return min(self.full_tokens, max(affordable, ordinary_tokens, 1))
+
+    def after_cut(self, limit_tokens: int) -> int | None:
+        """The limit to ask with again after an answer was cut; None if it was the full one."""
+        if limit_tokens >= self.full_tokens:
+            return None
+        return min(self.full_tokens, _GROWTH * limit_tokens)
+
+
+def remaining_pusd(balances: Iterable[Balance]) -> int | None:
+    """What the tightest of these accounts has not spent for good; None if none has a cap.
+
+    Reservations of requests under way count as not spent: most of each comes back.
+    """
+    found = [
+        balance.cap - balance.posted_pusd - balance.held_pusd
+        for balance in balances
+        if balance.cap is not NO_CAP
+    ]
+    return max(0, min(found)) if found else None

@@ -1,0 +1,119 @@
+"""What a run's store says about the answers it has: for plans and for targets."""
+
+from __future__ import annotations
+
+import sqlite3
+from dataclasses import dataclass
+from typing import Final
+
+from quantroute.generation._expect import NO_ANSWERS, Sample
+from quantroute.generation._rows import RowStore
+from quantroute.storage import SqliteStore
+
+__all__ = ["NOTHING_ACCEPTED", "Accepted", "Standing", "read_standings"]
+
+# Of a turn that was redone the last answer counts as accepted, but each one was paid for.
+_STANDINGS: Final = """
+    SELECT r.dataset,
+        count(t.output_tokens), sum(t.output_tokens), sum(t.output_tokens * t.output_tokens),
+        sum(t.reasoning_tokens), sum(t.input_tokens),
+        sum(CASE WHEN t.row_class = 'good' AND coalesce(r.row_class, 'good') = 'good'
+            THEN t.output_tokens END),
+        sum(t.row_class = 'truncated'), sum(t.row_class = 'good'),
+        sum(CASE WHEN t.total_s IS NOT NULL THEN t.output_tokens END),
+        sum(t.total_s)
+    FROM generation_rows r JOIN generation_turns t USING (row_id)
+    WHERE r.run_id = ? AND t.output_tokens IS NOT NULL
+    GROUP BY r.dataset
+"""
+_ACCEPTED: Final = """
+    SELECT r.dataset, count(DISTINCT r.row_id), coalesce(sum(t.output_tokens), 0)
+    FROM generation_rows r JOIN generation_turns t USING (row_id)
+    WHERE r.run_id = ? AND r.state = 'finished' AND r.row_class = 'good' AND t.revision =
+        (SELECT max(revision) FROM generation_turns WHERE row_id = t.row_id AND turn = t.turn)
+    GROUP BY r.dataset
+"""
+_ENDED: Final = """
+    SELECT dataset, count(*) FROM generation_rows
+    WHERE run_id = ? AND state IN ('finished', 'refused') GROUP BY dataset
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accepted:
+    """Rows that are whole and good, and their output tokens."""
+
+    rows: int = 0
+    output_tokens: int = 0
+
+
+NOTHING_ACCEPTED: Final = Accepted()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """How far one dataset has come: rows that will not be asked again, and what is accepted.
+
+    `sample` is of all answers that were bought, those that were redone later included.
+    """
+
+    ended_rows: int = 0
+    accepted: Accepted = NOTHING_ACCEPTED
+    sample: Sample = NO_ANSWERS
+
+
+async def read_standings(store: SqliteStore, run: str) -> dict[str, Standing]:
+    """The standing of each dataset that has rows in the run of this name; empty for a new run."""
+    await RowStore(store).prepare()
+    return await store.aread(lambda connection: _read(connection, run))
+
+
+def _read(connection: sqlite3.Connection, run: str) -> dict[str, Standing]:
+    found = connection.execute(
+        "SELECT run_id FROM generation_runs WHERE name = ?", (run,)
+    ).fetchone()
+    if found is None:
+        return {}
+    samples = {
+        dataset: _sample(*(value or 0 for value in sums))
+        for dataset, *sums in connection.execute(_STANDINGS, found)
+    }
+    accepted = {
+        dataset: Accepted(rows=rows, output_tokens=tokens)
+        for dataset, rows, tokens in connection.execute(_ACCEPTED, found)
+    }
+    ended = dict(connection.execute(_ENDED, found).fetchall())
+    return {
+        dataset: Standing(
+            ended_rows=ended.get(dataset, 0),
+            accepted=accepted.get(dataset, NOTHING_ACCEPTED),
+            sample=samples.get(dataset, NO_ANSWERS),
+        )
+        for dataset in samples.keys() | ended.keys()
+    }
+
+
+def _sample(
+    answers: int,
+    output: int,
+    squared: int,
+    reasoning: int,
+    inputs: int,
+    accepted: int,
+    truncated: int,
+    good: int,
+    timed_tokens: int,
+    total_s: float,
+) -> Sample:
+    return Sample(
+        answers=answers,
+        output_tokens=output,
+        output_tokens_squared=squared,
+        reasoning_tokens=reasoning,
+        input_tokens=inputs,
+        accepted_tokens=accepted,
+        truncated=truncated,
+        good=good,
+        timed_tokens=timed_tokens,
+        total_s=total_s,
+    )

@@ -1,0 +1,116 @@
+"""The caps of datasets during a run: set from a plan, and passed on when a dataset needs no more.
+
+The rule. At the start each dataset's account gets a cap; together they are what the run's cap has
+left. When a dataset ends, its cap is lowered to what it used, and the difference goes to those
+still under way by the same rule of allocation. A cap is never lowered while its dataset runs.
+Whoever reaches his cap waits for others to end; when all who are left wait, no more will come.
+
+None of this guards the money: the run's own cap is the ledger's root, and it refuses by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from quantroute.generation._allocation import Allocation, Claim, allocate
+from quantroute.ledger import Account, BudgetLedger
+from quantroute.money import MAX_AMOUNT_PUSD, to_usd
+
+__all__ = ["DatasetCap", "SharedPurse"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatasetCap:
+    """What a dataset starts with, in pico-dollars; `claim.limit_pusd` is its own cap, if any."""
+
+    account: Account
+    cap_pusd: int
+    claim: Claim
+
+
+class SharedPurse:
+    """One purse for all datasets of a run; used from one event loop."""
+
+    def __init__(
+        self, ledger: BudgetLedger, caps: Sequence[DatasetCap], *, rule: Allocation
+    ) -> None:
+        self._ledger = ledger
+        self._rule = rule
+        self._accounts = {item.claim.name: item.account for item in caps}
+        self._claims = {item.claim.name: item.claim for item in caps}
+        self._caps = {item.claim.name: item.cap_pusd for item in caps}
+        self._known = dict(self._caps)  # the cap each dataset has been told of
+        self._active = set(self._caps)
+        self._waiting: set[str] = set()
+        self._left_pusd = 0
+        self._changed = asyncio.Condition()
+
+    @property
+    def caps_pusd(self) -> dict[str, int]:
+        """The caps in force, by dataset."""
+        return dict(self._caps)
+
+    async def open(self) -> None:
+        """Set the caps in the ledger."""
+        for name, cap_pusd in self._caps.items():
+            await self._set_cap(name, cap_pusd)
+
+    async def more(self, dataset: str) -> bool:
+        """Wait until the dataset's cap was raised; False if nobody is left to leave money."""
+        async with self._changed:
+            self._waiting.add(dataset)
+            self._changed.notify_all()
+            try:
+                await self._changed.wait_for(
+                    lambda: (
+                        self._caps[dataset] > self._known[dataset] or self._active <= self._waiting
+                    )
+                )
+            finally:
+                self._waiting.discard(dataset)
+            if self._caps[dataset] == self._known[dataset]:
+                self._active.discard(dataset)
+                self._changed.notify_all()
+                return False
+            self._known[dataset] = self._caps[dataset]
+            return True
+
+    async def close(self, dataset: str) -> None:
+        """Lower the dataset's cap to what it used and pass the rest on."""
+        async with self._changed:
+            self._active.discard(dataset)
+            balance = self._ledger.balance(self._accounts[dataset])
+            used_pusd = balance.posted_pusd + balance.pending_pusd
+            freed_pusd = max(0, self._caps[dataset] - used_pusd)
+            if freed_pusd:
+                # Lowered before others are raised: together they never exceed the whole.
+                await self._set_cap(dataset, used_pusd)
+                self._left_pusd += freed_pusd
+                await self._hand_out()
+            self._changed.notify_all()
+
+    async def _hand_out(self) -> None:
+        claims = [self._further(self._claims[name]) for name in sorted(self._active)]
+        for name, share_pusd in allocate(self._left_pusd, claims, self._rule).items():
+            if share_pusd:
+                self._left_pusd -= share_pusd
+                await self._set_cap(name, self._caps[name] + share_pusd)
+
+    def _further(self, claim: Claim) -> Claim:
+        """What a dataset can still take: anything, up to its own cap."""
+        limit = claim.limit_pusd
+        return Claim(
+            name=claim.name,
+            need_pusd=MAX_AMOUNT_PUSD,
+            limit_pusd=None if limit is None else limit - self._caps[claim.name],
+            weight=claim.weight,
+            priority=claim.priority,
+        )
+
+    async def _set_cap(self, name: str, cap_pusd: int) -> None:
+        self._caps[name] = cap_pusd
+        account = self._accounts[name]
+        if self._ledger.balance(account).cap != cap_pusd:
+            await self._ledger.set_cap(account, to_usd(cap_pusd))

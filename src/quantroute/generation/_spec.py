@@ -1,0 +1,460 @@
+"""`run.toml`: a whole run in one file, read into frozen values.
+
+Everything is checked before anything is read or sent. An error names file, line and field, and says
+what would be allowed.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from decimal import Decimal, InvalidOperation
+from fractions import Fraction
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr, ValidationError
+
+from quantroute.domain import Sampling
+from quantroute.errors import ConfigurationError, DatasetError
+from quantroute.generation._allocation import Allocation
+from quantroute.generation._config import DatasetSettings, RunConfig
+from quantroute.generation._prompts import (
+    DatasetSource,
+    Prompt,
+    builtin_prompts,
+    dataset_name,
+    read_prompts,
+)
+from quantroute.ledger import Account
+from quantroute.money import Cap, PicoUSD, cap_pusd
+from quantroute.policy import EvidenceTable, ExclusionPolicy
+
+__all__ = ["DatasetSpec", "RunSpec", "load_run_spec", "policy_class"]
+
+BUILTIN: Final = "builtin"
+_DEFAULT_MAX_IN_FLIGHT: Final = 2_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatasetSpec:
+    """One dataset of a run.
+
+    Attributes: `prompts` a file, None for the embedded set. `target_output_tokens` or `target_rows`
+    count accepted answers; with neither, every row is wanted. `cap_pusd` is the dataset's own
+    (pico-dollars), None if only the run's holds. `expected_*` stand in for what no answer has shown
+    yet: output tokens per answer, reasoning included, and the share of them that is reasoning.
+    """
+
+    name: str
+    prompts: Path | None
+    max_output_tokens: int
+    sampling: Sampling = field(default_factory=Sampling)
+    rollouts: int = 1
+    target_output_tokens: int | None = None
+    target_rows: int | None = None
+    cap_pusd: PicoUSD | None = None
+    weight: Fraction = Fraction(1)
+    priority: int = 1
+    expected_output_tokens: int | None = None
+    expected_reasoning_share: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.name != dataset_name(self.name):
+            raise ConfigurationError(
+                f"a dataset's name is made of letters, digits and . _ -, not {self.name!r}"
+            )
+        if self.target_output_tokens is not None and self.target_rows is not None:
+            raise ConfigurationError("give target_output_tokens or target_rows, not both")
+        expected = self.expected_output_tokens
+        if expected is not None and expected > self.max_output_tokens:
+            raise ConfigurationError(
+                f"expected_output_tokens ({expected}) exceeds max_output_tokens "
+                f"({self.max_output_tokens}): every answer would be cut"
+            )
+
+    def read(self, *, on_error: Callable[[DatasetError], None] | None = None) -> Iterator[Prompt]:
+        """The prompts, lazily, under this dataset's name; see `read_prompts`.
+
+        Raises:
+            DatasetError: a line cannot be used (without `on_error`), or the file cannot be read.
+        """
+        if self.prompts is not None:
+            return read_prompts(self.prompts, dataset=self.name, on_error=on_error)
+        return (replace(prompt, dataset=self.name) for prompt in builtin_prompts())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSpec:
+    """A run as its file describes it. `cap_pusd` (pico-dollars) is hard and for all datasets.
+
+    `source_class` names the service that answers if it is not the usual one, e.g. "simulated:"; it
+    is part of what a row is, so that no rehearsal ends in a real run.
+    """
+
+    name: str
+    model: str
+    cap_pusd: PicoUSD
+    datasets: tuple[DatasetSpec, ...]
+    out: Path
+    policy: ExclusionPolicy = field(default_factory=ExclusionPolicy)
+    max_in_flight: int = _DEFAULT_MAX_IN_FLIGHT
+    allocation: Allocation = Allocation.EQUAL
+    source_class: str = ""
+
+    def __post_init__(self) -> None:
+        names = [item.name for item in self.datasets]
+        if not names:
+            raise ConfigurationError("a run needs at least one dataset")
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ConfigurationError(f"two datasets are called {', '.join(twice)}")
+        # Whatever a run would refuse, it refuses here; the prompt files are not read yet.
+        RunConfig(name=self.name, model=self.model, max_output_tokens=1)
+
+    def rehearsal(self) -> RunSpec:
+        """The same run in a folder and under a name of its own, for made-up rows."""
+        out = self.out.with_name(f"{self.out.name}-simulated")
+        return replace(self, name=f"{self.name}-simulated", out=out, source_class="simulated:")
+
+    def account_of(self, dataset: str) -> Account:
+        """The ledger account that pays for a dataset."""
+        return Account(f"{self.name}/{dataset}")
+
+    def config(self) -> RunConfig:
+        """The configuration of the run that these settings describe.
+
+        Raises:
+            ConfigurationError: a setting is impossible.
+            DatasetError: a prompt file cannot be read.
+        """
+        first = self.datasets[0]
+        return RunConfig(
+            name=self.name,
+            model=self.model,
+            max_output_tokens=first.max_output_tokens,
+            sampling=first.sampling,
+            datasets=tuple(item.name for item in self.datasets),
+            settings=tuple(
+                DatasetSettings(
+                    dataset=item.name,
+                    max_output_tokens=item.max_output_tokens,
+                    sampling=item.sampling,
+                    rollouts=item.rollouts,
+                )
+                for item in self.datasets
+            ),
+            policy_class=self.source_class + policy_class(self.policy),
+            sources=tuple(
+                DatasetSource.of(item.prompts, name=item.name)
+                for item in self.datasets
+                if item.prompts is not None
+            ),
+        )
+
+
+def policy_class(policy: ExclusionPolicy) -> str:
+    """Which formats rows may come from: rows made under different answers to that never meet."""
+    described = policy.as_dict()
+    unknown = described["accept_unknown"]
+    parts = [described["native"] or "native", *described["accept"]]
+    if unknown is True:
+        parts.append("unknown")
+    elif unknown:
+        parts.extend(f"unknown:{name}" for name in sorted(unknown))
+    return "+".join(parts)
+
+
+# -- the file's form ------------------------------------------------------------------------------
+
+_Count = Annotated[int, Field(strict=True, ge=1)]
+_Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+_Share = Annotated[float, Field(strict=True, ge=0, le=1)]
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class _RunTable(_Table):
+    model: StrictStr
+    cap_usd: StrictStr
+    name: StrictStr | None = None
+    out: StrictStr | None = None
+    max_in_flight: _Count = _DEFAULT_MAX_IN_FLIGHT
+    allocation: Literal["equal", "weighted", "priority"] = "equal"
+
+
+class _PolicyTable(_Table):
+    native: StrictStr | None = None
+    accept: list[StrictStr] = []
+    accept_unknown: StrictBool | list[StrictStr] = []
+    only: list[StrictStr] = []
+    exclude: list[StrictStr] = []
+    allow_degraded: StrictBool = True
+    min_uptime_percent: _Number | None = None
+    max_input_usd_per_million: StrictStr | None = None
+    max_output_usd_per_million: StrictStr | None = None
+    min_context_tokens: _Count | None = None
+    min_output_tokens: _Count | None = None
+    required_parameters: list[StrictStr] = []
+    data_collection: Literal["allow", "deny"] | None = None
+    zdr: StrictBool = False
+    enforce_distillable_text: StrictBool = False
+    requires_bounded_price: StrictBool = True
+    evidence: StrictStr | None = None
+
+
+class _SamplingTable(_Table):
+    temperature: _Number | None = None
+    top_p: _Number | None = None
+    top_k: Annotated[int, Field(strict=True, ge=0)] | None = None
+    min_p: _Number | None = None
+    seed: StrictInt | None = None
+    stop: list[StrictStr] = []
+    frequency_penalty: _Number | None = None
+    presence_penalty: _Number | None = None
+    repetition_penalty: _Number | None = None
+    reasoning: StrictBool | None = None
+    reasoning_effort: StrictStr | None = None
+
+
+class _DatasetTable(_Table):
+    name: StrictStr
+    max_output_tokens: _Count
+    prompts: StrictStr
+    sampling: _SamplingTable = _SamplingTable()
+    rollouts: _Count = 1
+    target_output_tokens: _Count | None = None
+    target_rows: _Count | None = None
+    cap_usd: StrictStr | None = None
+    weight: Annotated[int, Field(strict=True, ge=1)] | StrictStr = 1
+    priority: StrictInt = 1
+    expected_output_tokens: _Count | None = None
+    expected_reasoning_share: _Share | None = None
+
+
+class _File(_Table):
+    run: _RunTable
+    policy: _PolicyTable = _PolicyTable()
+    sampling: _SamplingTable = _SamplingTable()
+    dataset: Annotated[list[_DatasetTable], Field(min_length=1)]
+
+
+# -- reading --------------------------------------------------------------------------------------
+
+
+def load_run_spec(path: Path | str) -> RunSpec:
+    """The run that the file describes. Paths in it are relative to the file.
+
+    Raises:
+        ConfigurationError: not readable, not TOML, or a setting that cannot be meant.
+    """
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{path}: cannot be read: {error}") from error
+    source = _Source(path=path, lines=tuple(text.split("\n")))
+    try:
+        tables = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        found = re.search(r"\(at line (\d+), column \d+\)", str(error))
+        where = f"{path}:{found[1]}" if found else str(path)
+        raise ConfigurationError(f"{where}: not TOML: {error}") from None
+    try:
+        file = _File.model_validate(tables)
+    except ValidationError as error:
+        raise ConfigurationError("\n".join(_problems(error, source))) from None
+    return _run_spec(file, source)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Source:
+    """The file's text, to find the line a field stands in."""
+
+    path: Path
+    lines: tuple[str, ...]
+
+    def where(self, location: tuple[str | int, ...]) -> str:
+        """`run.toml:12: run.cap_usd`, without the line where it is not known."""
+        line = self._line(location)
+        at = f"{self.path}:{line}" if line else str(self.path)
+        return f"{at}: {_dotted(location)}"
+
+    def error(self, location: tuple[str | int, ...], problem: object) -> ConfigurationError:
+        """The error for one field."""
+        return ConfigurationError(f"{self.where(location)}: {problem}")
+
+    def _line(self, location: tuple[str | int, ...]) -> int | None:
+        table, *rest = location
+        index = rest[0] if rest and isinstance(rest[0], int) else None
+        rest = rest[1:] if index is not None else rest
+        start = self._header(str(table), index)
+        if start is None or not rest:
+            return start
+        key = re.compile(rf"\s*(?:\"{re.escape(str(rest[0]))}\"|{re.escape(str(rest[0]))})\s*[.=]")
+        for number, line in enumerate(self.lines[start:], start=start + 1):
+            if line.lstrip().startswith("["):
+                break
+            if key.match(line):
+                return number
+        return start
+
+    def _header(self, table: str, index: int | None) -> int | None:
+        brackets = (r"\[", r"\]") if index is None else (r"\[\[", r"\]\]")
+        header = re.compile(rf"\s*{brackets[0]}\s*{re.escape(table)}\s*{brackets[1]}")
+        found = [number for number, line in enumerate(self.lines, start=1) if header.match(line)]
+        wanted = index or 0
+        return found[wanted] if wanted < len(found) else None
+
+
+def _dotted(location: tuple[str | int, ...]) -> str:
+    """`dataset[2].sampling.top_p`; datasets are counted from 1, as people do."""
+    text = ""
+    for part in location:
+        text += f"[{part + 1}]" if isinstance(part, int) else f"{'.' if text else ''}{part}"
+    return text
+
+
+def _problems(error: ValidationError, source: _Source) -> list[str]:
+    """One line per field: of a field that may be of several types, the first complaint."""
+    lines: dict[tuple[str | int, ...], str] = {}
+    for item in error.errors(include_url=False):
+        location = item["loc"]
+        if item["type"] != "extra_forbidden":
+            location = _own_names(location)
+        lines.setdefault(location, f"{source.where(location)}: {_problem(item, location)}")
+    return list(lines.values())
+
+
+def _own_names(location: tuple[str | int, ...]) -> tuple[str | int, ...]:
+    """Without the words pydantic adds for the members of a union."""
+    known = {name for table in _TABLES.values() for name in table.model_fields} | set(_TABLES)
+    return tuple(part for part in location if isinstance(part, int) or part in known)
+
+
+def _problem(item: Mapping[str, Any], location: tuple[str | int, ...]) -> str:
+    match item["type"]:
+        case "missing":
+            return "is required"
+        case "extra_forbidden":
+            table = next((str(part) for part in reversed(location[:-1]) if part in _TABLES), "")
+            allowed = sorted((_TABLES[table] if table else _File).model_fields)
+            return f"unknown field {location[-1]!r}; allowed are: {', '.join(allowed)}"
+        case "string_type" if str(location[-1]).endswith(("_usd", "_per_million")):
+            return f'money is written as text: {location[-1]} = "{item["input"]}"'
+        case "literal_error":
+            return f"must be {item['ctx']['expected']}, not {item['input']!r}"
+        case _:
+            message = str(item["msg"])
+            return f"{message[:1].lower()}{message[1:]}, not {item['input']!r}"
+
+
+_TABLES: Final[Mapping[str, type[_Table]]] = {
+    "run": _RunTable,
+    "policy": _PolicyTable,
+    "sampling": _SamplingTable,
+    "dataset": _DatasetTable,
+}
+
+
+def _run_spec(file: _File, source: _Source) -> RunSpec:
+    folder = source.path.parent
+    name, out = _name_and_out(file.run, source)
+    try:
+        policy = _policy(file.policy, folder)
+    except ConfigurationError as error:
+        raise source.error(("policy",), error) from error
+    datasets = tuple(
+        _dataset(table, file.sampling, source, number) for number, table in enumerate(file.dataset)
+    )
+    cap = _cap(file.run.cap_usd, ("run", "cap_usd"), source)
+    try:
+        return RunSpec(
+            name=name,
+            model=file.run.model,
+            cap_pusd=cap,
+            datasets=datasets,
+            out=folder / out,
+            policy=policy,
+            max_in_flight=file.run.max_in_flight,
+            allocation=Allocation(file.run.allocation),
+        )
+    except ConfigurationError as error:
+        raise source.error(("run",), error) from error
+
+
+def _name_and_out(run: _RunTable, source: _Source) -> tuple[str, str]:
+    """One name for the run and its folder: by that, commands find the run again."""
+    if run.out is None:
+        name = run.name or dataset_name(source.path.stem)
+        return name, f"runs/{name}"
+    folder_name = dataset_name(Path(run.out).name)
+    if run.name not in (None, folder_name):
+        problem = (
+            f"the folder is called as the run: end it in /{run.name}, or leave one of them out"
+        )
+        raise source.error(("run", "out"), problem)
+    return folder_name, run.out
+
+
+def _policy(table: _PolicyTable, folder: Path) -> ExclusionPolicy:
+    settings = table.model_dump()
+    evidence = settings.pop("evidence")
+    settings["required_parameters"] = frozenset(settings["required_parameters"])
+    known = EvidenceTable.builtin()
+    if evidence is not None:
+        known = known.merged(EvidenceTable.load(folder / evidence))
+    return ExclusionPolicy(**settings, evidence=known)
+
+
+def _dataset(
+    table: _DatasetTable, defaults: _SamplingTable, source: _Source, number: int
+) -> DatasetSpec:
+    here = ("dataset", number)
+    own = table.sampling.model_dump(include=table.sampling.model_fields_set)
+    merged = defaults.model_dump() | own
+    merged["stop"] = tuple(merged["stop"])
+    cap = None
+    if table.cap_usd is not None:
+        cap = _cap(table.cap_usd, (*here, "cap_usd"), source)
+    weight = _weight(table.weight, (*here, "weight"), source)
+    folder = source.path.parent
+    try:
+        return DatasetSpec(
+            name=table.name,
+            prompts=None if table.prompts == BUILTIN else folder / table.prompts,
+            max_output_tokens=table.max_output_tokens,
+            sampling=Sampling(**merged),
+            rollouts=table.rollouts,
+            target_output_tokens=table.target_output_tokens,
+            target_rows=table.target_rows,
+            cap_pusd=cap,
+            weight=weight,
+            priority=table.priority,
+            expected_output_tokens=table.expected_output_tokens,
+            expected_reasoning_share=table.expected_reasoning_share,
+        )
+    except ConfigurationError as error:
+        raise source.error(here, error) from error
+
+
+def _cap(text: str, location: tuple[str | int, ...], source: _Source) -> PicoUSD:
+    try:
+        cap: Cap = cap_pusd(text)
+    except ConfigurationError as error:
+        raise source.error(location, error) from error
+    assert isinstance(cap, int)  # text is never NO_CAP
+    return cap
+
+
+def _weight(given: int | str, location: tuple[str | int, ...], source: _Source) -> Fraction:
+    try:
+        weight = Decimal(given)
+    except InvalidOperation:
+        weight = Decimal(0)
+    if not weight.is_finite() or not 0 < weight <= 1_000_000:
+        raise source.error(location, f"a weight is a positive number, 2 or '0.5', not {given!r}")
+    return Fraction(weight)

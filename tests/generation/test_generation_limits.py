@@ -1,0 +1,69 @@
+"""Elastic output limits: full while money is plenty, ordinary when it is short, never above."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quantroute.domain import Quote
+from quantroute.generation._limits import LengthModel, OutputLimits
+from quantroute.money import PicoUSD
+
+QUOTE = Quote(input_pusd=Fraction(450_000), output_pusd=Fraction(2_200_000), fee_pusd=PicoUSD(0))
+DOLLAR = 10**12
+
+
+def limits(*, full: int = 16_384, slots: int = 2_000, seen: int = 500) -> OutputLimits:
+    model = LengthModel()
+    for number in range(seen):
+        model.add(100 + number % 1000)
+    return OutputLimits(full_tokens=full, slots=slots, lengths=model)
+
+
+def test_full_while_every_slot_can_afford_it() -> None:
+    chosen = limits().choose(quote=QUOTE, input_tokens=100, remaining_pusd=100 * DOLLAR)
+    assert chosen == 16_384
+
+
+def test_the_share_of_a_slot_when_money_gets_short() -> None:
+    chosen = limits().choose(quote=QUOTE, input_tokens=0, remaining_pusd=44 * DOLLAR)
+    assert chosen == 10_000  # $44 / 2,000 slots / $2.20 per million
+
+
+def test_never_below_what_nearly_all_answers_need() -> None:
+    floor = limits().lengths.ordinary_tokens()
+    assert floor is not None
+    assert limits().choose(quote=QUOTE, input_tokens=0, remaining_pusd=DOLLAR) == floor
+    assert 500 < floor < 700
+
+
+def test_nothing_is_guessed_before_enough_answers_were_seen() -> None:
+    few = limits(seen=99)
+    assert few.choose(quote=QUOTE, input_tokens=0, remaining_pusd=DOLLAR) == 16_384
+
+
+def test_switched_off_or_without_a_cap_the_limit_is_the_users() -> None:
+    fixed = OutputLimits(full_tokens=9, slots=1, is_elastic=False)
+    assert fixed.choose(quote=QUOTE, input_tokens=0, remaining_pusd=1) == 9
+    assert limits().choose(quote=QUOTE, input_tokens=0, remaining_pusd=None) == 16_384
+    assert limits().choose(quote=None, input_tokens=0, remaining_pusd=1) == 16_384
+
+
+def test_a_cut_answer_is_asked_for_again_with_twice_the_limit_up_to_the_full_one() -> None:
+    chosen = limits(full=5_000)
+    assert chosen.after_cut(1_200) == 2_400
+    assert chosen.after_cut(2_400) == 4_800
+    assert chosen.after_cut(4_800) == 5_000
+    assert chosen.after_cut(5_000) is None
+
+
+@given(st.integers(1, 50_000), st.integers(1, 5_000), st.integers(0, 10**6), st.integers(0, 10**16))
+def test_the_limit_is_always_between_one_and_the_users(
+    full: int, slots: int, input_tokens: int, remaining: int
+) -> None:
+    chosen = limits(full=full, slots=slots).choose(
+        quote=QUOTE, input_tokens=input_tokens, remaining_pusd=remaining
+    )
+    assert 1 <= chosen <= full
