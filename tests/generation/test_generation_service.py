@@ -109,3 +109,38 @@ async def test_costs_found_out_later_stand_in_the_rows(tmp_path: Path, key: str)
         after = [row.turns[0].cost_pusd async for row in rows.rows(run_id)]
         assert before == [None] * 5
         assert sum(cost or 0 for cost in after) == simulator.bill.total_pusd > 0
+
+
+async def spent_share(path: Path, *, elastic_limits: bool) -> tuple[float, int]:
+    """Share of a cap that a run spends before it stops, and the rows it finished."""
+    async with (
+        Simulator(kimi_mission_scenario(time_scale=0.001), seed=3) as simulator,
+        BudgetLedger.open(path, cap="0.30") as ledger,
+        Client(
+            ledger=ledger, service=Service(base_url=simulator.base_url), max_in_flight=32
+        ) as client,
+    ):
+        config = RunConfig(name="r", model=CONFIG.model, max_output_tokens=16_384, datasets=("d",))
+        prompts = (Prompt(id=str(n), dataset="d", turns=(f"q{n}",)) for n in range(2_000))
+        report = await Run(client, config, prompts, elastic_limits=elastic_limits).execute()
+        assert report.stop_reason is StopReason.CAP_REACHED
+        assert simulator.bill.total_pusd == ledger.balance().posted_pusd <= 3 * 10**11
+        await ledger.verify()
+        return ledger.balance().posted_pusd / (3 * 10**11), report.finished
+
+
+async def test_elastic_limits_spend_the_cap_and_cut_no_row_for_good(
+    tmp_path: Path, key: str
+) -> None:
+    """Limits far above the mean leave a tenth of this cap unspent; elastic ones do not."""
+    fixed, rows_fixed = await spent_share(tmp_path / "fixed.sqlite", elastic_limits=False)
+    elastic, rows_elastic = await spent_share(tmp_path / "elastic.sqlite", elastic_limits=True)
+    assert fixed < 0.9
+    assert elastic > 0.98
+    assert rows_elastic > rows_fixed
+    async with BudgetLedger.open(tmp_path / "elastic.sqlite") as ledger:
+        rows = RowStore(ledger.store)
+        run_id = (await rows.run("r")).run_id
+        finished = [row async for row in rows.rows(run_id) if row.row_class is not None]
+        assert {row.row_class for row in finished} == {RowClass.GOOD}
+        assert min(row.turns[0].max_output_tokens for row in finished) < 2_000

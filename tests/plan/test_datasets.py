@@ -187,9 +187,9 @@ async def test_datasets_share_the_cap_and_an_own_cap_holds(tmp_path: Path) -> No
     assert report.stop_reason is StopReason.CAP_REACHED
     spent = {item.name: item.spent_pusd for item in report.datasets}
     assert 3_000 - WORST_PUSD < spent["bounded"] <= 3_000
-    # 27,000 for two: what either leaves is too little for one more request.
-    assert all(13_500 - WORST_PUSD < spent[name] <= 13_500 for name in "bc")
-    assert whole.posted_pusd == sum(spent.values()) <= 30_000
+    # 27,000 for two, and what one leaves (less than a request may cost) goes to the others.
+    assert all(abs(spent[name] - 13_500) <= 2 * WORST_PUSD for name in "bc")
+    assert 30_000 - 3 * WORST_PUSD < whole.posted_pusd == sum(spent.values()) <= 30_000
 
 
 async def test_money_that_a_finished_dataset_leaves_flows_to_the_others(tmp_path: Path) -> None:

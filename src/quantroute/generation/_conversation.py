@@ -20,7 +20,7 @@ from quantroute.client import (
 )
 from quantroute.clock import Clock
 from quantroute.domain import Message, Quote, Sampling, canonical_json
-from quantroute.errors import QuantrouteError
+from quantroute.errors import BudgetExceeded, QuantrouteError
 from quantroute.generation._config import RunConfig
 from quantroute.generation._limits import OutputLimits, remaining_pusd
 from quantroute.generation._quality import RowClass, classify
@@ -120,6 +120,19 @@ class Conversation:
     async def _ask(self, turn: int) -> Completion:
         messages = self._messages(turn)
         limit_tokens = await self._limit(messages)
+        while True:
+            try:
+                return await self._ask_with(turn, messages, limit_tokens)
+            except BudgetExceeded:
+                # It may have waited for money since the limit was chosen: would one of now fit?
+                limit_now = await self._limit(messages)
+                if limit_now >= limit_tokens:
+                    raise
+                limit_tokens = limit_now
+
+    async def _ask_with(
+        self, turn: int, messages: tuple[Message, ...], limit_tokens: int
+    ) -> Completion:
         request = ChatRequest(
             model=self.config.model,
             messages=messages,

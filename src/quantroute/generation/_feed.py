@@ -22,8 +22,8 @@ _PRIOR_ROWS: Final = 8
 class Purse(Protocol):
     """Who gives a dataset its money; called by the run on its event loop."""
 
-    async def more(self, dataset: str) -> bool:
-        """Wait until there is more money for a dataset whose own cap is reached; False: never."""
+    async def more(self, dataset: str, *, above_pusd: int) -> bool:
+        """Wait until a dataset's own cap is above the one that refused it; False: never."""
 
     async def close(self, dataset: str) -> None:
         """The dataset spends nothing any more; what it leaves is for the others."""

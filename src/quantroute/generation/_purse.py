@@ -41,7 +41,6 @@ class SharedPurse:
         self._accounts = {item.claim.name: item.account for item in caps}
         self._claims = {item.claim.name: item.claim for item in caps}
         self._caps = {item.claim.name: item.cap_pusd for item in caps}
-        self._known = dict(self._caps)  # the cap each dataset has been told of
         self._active = set(self._caps)
         self._waiting: set[str] = set()
         self._left_pusd = 0
@@ -57,25 +56,26 @@ class SharedPurse:
         for name, cap_pusd in self._caps.items():
             await self._set_cap(name, cap_pusd)
 
-    async def more(self, dataset: str) -> bool:
-        """Wait until the dataset's cap was raised; False if nobody is left to leave money."""
+    async def more(self, dataset: str, *, above_pusd: int) -> bool:
+        """Wait until the dataset's cap is above `above_pusd`; False if nobody is left to raise it.
+
+        Many requests are refused at one cap, and some hear of it only after it was raised: hence
+        the cap that refused, and not just "more than now".
+        """
         async with self._changed:
             self._waiting.add(dataset)
             self._changed.notify_all()
             try:
                 await self._changed.wait_for(
-                    lambda: (
-                        self._caps[dataset] > self._known[dataset] or self._active <= self._waiting
-                    )
+                    lambda: self._caps[dataset] > above_pusd or self._active <= self._waiting
                 )
             finally:
                 self._waiting.discard(dataset)
-            if self._caps[dataset] == self._known[dataset]:
-                self._active.discard(dataset)
-                self._changed.notify_all()
-                return False
-            self._known[dataset] = self._caps[dataset]
-            return True
+            if self._caps[dataset] > above_pusd:
+                return True
+            self._active.discard(dataset)
+            self._changed.notify_all()
+            return False
 
     async def close(self, dataset: str) -> None:
         """Lower the dataset's cap to what it used and pass the rest on."""

@@ -233,9 +233,9 @@ class Run:
         assert feed.purse is not None
         assert feed.dataset is not None
         shortage, feed.shortage = feed.shortage, None
-        if await feed.purse.more(feed.dataset):
-            return True
         assert shortage is not None
+        if await feed.purse.more(feed.dataset, above_pusd=shortage.cap_pusd):
+            return True
         self._capped.setdefault(account_of(self.config, feed.dataset), shortage)
         self._tally.skipped += len(feed.unpaid)
         return False
