@@ -105,6 +105,15 @@ def generate(
     retry_refused: Annotated[
         bool, typer.Option("--retry-refused", help="Ask again for rows the service refused.")
     ] = False,
+    elastic_limits: Annotated[
+        bool,
+        typer.Option(
+            "--elastic-limits/--fixed-limits",
+            help="While money is short for the asked concurrency, reserve less per request by "
+            "asking with lower output limits; answers they cut are asked for again. Fixed limits "
+            "spend the last part of the cap slowly, but keep the longest answers' share exact.",
+        ),
+    ] = True,
     max_in_flight: Annotated[
         int, typer.Option(min=1, help="Requests on the wire at once.")
     ] = DEFAULT_MAX_IN_FLIGHT,
@@ -192,6 +201,7 @@ def generate(
         max_in_flight=max_in_flight,
         redo=classes,
         retry_refused=retry_refused,
+        elastic_limits=elastic_limits,
         as_json=as_json,
     )
 

@@ -58,6 +58,7 @@ class Job:
     max_in_flight: int
     redo: frozenset[RowClass]
     retry_refused: bool
+    elastic_limits: bool
     as_json: bool
 
     def prompts(self) -> Iterator[Prompt]:
@@ -146,7 +147,14 @@ async def _run(job: Job, target: Target, client: Client, bound: BoundPolicy) -> 
     before_pusd = ledger.balance().posted_pusd
     # The embedded simulator starts with an account of its own each time.
     await client.note_baseline(renew=target.simulator is not None)
-    run = Run(client, job.config, job.prompts(), redo=job.redo, retry_refused=job.retry_refused)
+    run = Run(
+        client,
+        job.config,
+        job.prompts(),
+        redo=job.redo,
+        retry_refused=job.retry_refused,
+        elastic_limits=job.elastic_limits,
+    )
     reporter = Reporter(client, total_rows=job.total_rows, is_silent=job.as_json)
     with reporter, stopping_on_signals(run, reporter.note_stopping):
         report = await run.execute(reporter.on_progress)

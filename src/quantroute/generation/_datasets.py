@@ -218,6 +218,7 @@ class DatasetRun:
             feeds=feeds,
             redo=redo,
             retry_refused=retry_refused,
+            elastic_limits=spec.elastic_limits,
             drain_s=drain_s,
             clock=clock,
         )

@@ -102,6 +102,7 @@ class RunSpec:
     policy: ExclusionPolicy = field(default_factory=ExclusionPolicy)
     max_in_flight: int = _DEFAULT_MAX_IN_FLIGHT
     allocation: Allocation = Allocation.EQUAL
+    elastic_limits: bool = True
     source_class: str = ""
 
     def __post_init__(self) -> None:
@@ -184,6 +185,7 @@ class _RunTable(_Table):
     out: StrictStr | None = None
     max_in_flight: _Count = _DEFAULT_MAX_IN_FLIGHT
     allocation: Literal["equal", "weighted", "priority"] = "equal"
+    elastic_limits: bool = True
 
 
 class _PolicyTable(_Table):
@@ -381,6 +383,7 @@ def _run_spec(file: _File, source: _Source) -> RunSpec:
             policy=policy,
             max_in_flight=file.run.max_in_flight,
             allocation=Allocation(file.run.allocation),
+            elastic_limits=file.run.elastic_limits,
         )
     except ConfigurationError as error:
         raise source.error(("run",), error) from error
