@@ -85,8 +85,8 @@ def _flow_line(plan: Plan) -> str:
     hold = " to ".join(format_usd(amount) for amount in dict.fromkeys((holds[0], holds[-1])))
     admitted = sum(item.admitted for item in plan.datasets)
     line = (
-        f"each request holds {hold} until its bill is known; the cap admits {admitted:,} at once, "
-        f"{plan.max_in_flight:,} are asked"
+        f"each request holds up to {hold} until its bill is known; the cap admits {admitted:,} at "
+        f"once, {plan.max_in_flight:,} are asked"
     )
     if plan.time_s is None:
         return line
