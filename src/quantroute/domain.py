@@ -109,10 +109,15 @@ class TokenUsage:
     cache_write_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        for item in fields(self):
-            count = getattr(self, item.name)
+        for count in (
+            self.input_tokens,
+            self.output_tokens,
+            self.reasoning_tokens,
+            self.cached_tokens,
+            self.cache_write_tokens,
+        ):
             if count is not None and count < 0:
-                raise ValueError(f"{item.name} cannot be negative: {count}")
+                raise ValueError(f"a token count cannot be negative: {self}")
 
     @property
     def contradictions(self) -> tuple[str, ...]:
@@ -385,11 +390,12 @@ class Endpoint:
     uptime_30m_percent: float | None = None
     uptime_1d_percent: float | None = None
     served_name: str | None = None  # right half of `name`, e.g. "moonshotai/kimi-k2.5-0127"
+    key: EndpointKey = field(init=False, repr=False, compare=False)
+    """Identity within one list."""
 
-    @property
-    def key(self) -> EndpointKey:
-        """Identity within one list."""
-        return EndpointKey(self.model, self.tag, self.ordinal)
+    def __post_init__(self) -> None:
+        # Made once: each request asks for it a dozen times.
+        object.__setattr__(self, "key", EndpointKey(self.model, self.tag, self.ordinal))
 
     @property
     def provider_slug(self) -> str:
@@ -576,6 +582,7 @@ def row_key(
     return RowKey(hashlib.sha256(identity.encode()).hexdigest())
 
 
+@functools.lru_cache(maxsize=1_024)  # asked three times per answer, for the same few companies
 def slugify(name: str) -> str:
     """Lower case letters and digits only: what two spellings of one provider share."""
     return "".join(character for character in name.casefold() if character.isalnum())

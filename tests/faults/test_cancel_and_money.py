@@ -6,7 +6,9 @@ import asyncio
 import gc
 import json
 import sqlite3
+import time
 import warnings
+from collections.abc import Callable
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -65,15 +67,25 @@ def assert_nothing_leaks(client: Client) -> None:
     assert balance.open_entries == balance.held_entries, balance
 
 
+async def turns_until(condition: Callable[[], bool]) -> None:
+    """Turn the loop until it holds, two seconds at most; not one turn more."""
+    deadline_s = time.monotonic() + 2
+    while not condition() and time.monotonic() < deadline_s:  # noqa: ASYNC110 - turns are the unit
+        await asyncio.sleep(0)
+
+
 class TestCancelling:
     @pytest.mark.parametrize("stream", [False, True])
     async def test_after_every_number_of_turns_of_the_loop(self, stream: bool) -> None:
         """Look-up, slot, reservation, connection, headers, body, settlement: each is hit."""
         began = 0
+        is_slow = False
 
         async def chat(wire: Wire, asked: Asked) -> None:
             nonlocal began
             began += 1
+            if is_slow:
+                await asyncio.sleep(0.2)
             for _ in range(3):
                 await asyncio.sleep(0)
             if stream:
@@ -93,11 +105,20 @@ class TestCancelling:
         phases = {"voided": 0, "held": 0, "posted": 0}
         async with facing(chat, cap_usd="1000") as (client, _):
             for turns in range(120):
+                await asyncio.sleep(0.002)  # the service may still be getting the last one
                 before = client.ledger.balance()
                 began_before = began
+                is_slow = turns == 118  # one that is certainly under way when it is cancelled
                 task = asyncio.ensure_future(client.complete(request(is_streamed=stream)))
-                for _ in range(turns):
-                    await asyncio.sleep(0)
+                for turn in range(turns):
+                    if turn == 40:
+                        # How many turns a commit takes is the machine's business: the sweep goes
+                        # on where the service has just begun.
+                        await turns_until(lambda seen=began_before: began > seen)  # type: ignore[misc]
+                    # From there on, long enough now and then for the writer thread to settle.
+                    await asyncio.sleep(0.001 if turn % 16 == 15 and turn > 80 else 0)
+                if turns == 119:
+                    await asyncio.wait({task}, timeout=2)  # the end of the sweep: not cancelled
                 task.cancel()
                 await asyncio.wait({task})
                 await client.ledger.store.submit(lambda _: None)  # what is queued is done

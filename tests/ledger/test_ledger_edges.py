@@ -14,8 +14,13 @@ from pathlib import Path
 import pytest
 
 from quantroute.domain import TokenUsage
-from quantroute.errors import BudgetExceeded, ConfigurationError, JournalError
-from quantroute.ledger import ROOT, Account, Basis, BudgetLedger, Charge, _ledger
+from quantroute.errors import (
+    BudgetExceeded,
+    ConfigurationError,
+    EntryStateError,
+    JournalError,
+)
+from quantroute.ledger import ROOT, Account, Basis, BudgetLedger, Charge, EntryId, _ledger
 from quantroute.money import MAX_AMOUNT_PUSD, NO_CAP
 
 TEN = "0.000000000010"  # a cap of ten pico-dollars: amounts in these tests are small integers
@@ -402,4 +407,29 @@ async def test_two_thousand_tasks_on_a_file_spend_the_cap_tightly(tmp_path: Path
         balance = ledger.balance()
         assert balance.pending_pusd == 0
         assert cap - 200 < balance.posted_pusd <= cap
+        await ledger.verify()
+
+
+async def test_a_record_that_cannot_be_written_fails_alone(tmp_path: Path) -> None:
+    """Lone surrogates and numbers beyond a column, among good neighbours of the same commit."""
+    bad = [{"request_id": "\ud800"}, {"attempt": 2**70}, {"endpoint": "\udfff"}]
+    async with BudgetLedger.open(tmp_path / "l.sqlite", cap="1") as ledger:
+        facts: list[dict[str, object]] = [bad[n % 3] if n % 7 == 3 else {} for n in range(100)]
+        results = await asyncio.gather(
+            *(ledger.reserve(1, **fact) for fact in facts),  # type: ignore[arg-type]
+            return_exceptions=True,
+        )
+        for fact, result in zip(facts, results, strict=True):
+            assert isinstance(result, UnicodeEncodeError | OverflowError if fact else str)
+        good = [result for result in results if isinstance(result, str)]
+        assert ledger.balance().pending_pusd == len(good)
+        await ledger.verify()
+        doubled = await asyncio.gather(
+            *(ledger.post(EntryId(entry), charge(1)) for entry in good + good),
+            return_exceptions=True,
+        )
+        assert [isinstance(result, EntryStateError) for result in doubled] == (
+            [False] * len(good) + [True] * len(good)
+        )
+        assert (ledger.balance().posted_pusd, ledger.balance().pending_pusd) == (len(good), 0)
         await ledger.verify()

@@ -44,6 +44,7 @@ class Offers:
     policy: ExclusionPolicy
     bound: BoundPolicy
     quotes: tuple[tuple[Endpoint, Quote], ...]
+    cheapest: Quote | None  # by its output
     precisions: Mapping[EndpointKey, Precision]
     pins: Mapping[EndpointKey, Mapping[str, Any]]  # the `provider` object that pins each endpoint
 
@@ -162,6 +163,9 @@ class Catalogue:
             policy=policy,
             bound=bound,
             quotes=quotes,
+            cheapest=min(
+                (quote for _, quote in quotes), key=lambda quote: quote.output_pusd, default=None
+            ),
             precisions={verdict.endpoint.key: verdict.precision for verdict in bound.verdicts},
             pins={endpoint.key: pinned_preferences(endpoint, policy) for endpoint, _ in quotes},
         )

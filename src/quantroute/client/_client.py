@@ -333,9 +333,7 @@ class Client:
     async def quote(self, model: str, sampling: Sampling | None = None) -> Quote | None:
         """Price ceilings of the cheapest endpoint that may serve; None if there is none."""
         offers = await self._opened().catalogue.offers(model, sampling or Sampling())
-        return min(
-            (quote for _, quote in offers.quotes), key=lambda item: item.output_pusd, default=None
-        )
+        return offers.cheapest
 
     def endpoint_reports(self) -> tuple[EndpointReport, ...]:
         """State of each endpoint that had requests: limit, breaker, counts."""

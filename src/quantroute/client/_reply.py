@@ -13,7 +13,7 @@ from decimal import Decimal, InvalidOperation
 from typing import Any, Final
 
 from quantroute.client._sse import EventStream
-from quantroute.client._wire import WireError, WireMessage, WireReply, WireUsage
+from quantroute.client._wire import AnyMessage, AnyReply, AnyUsage, WireError, read_reply
 from quantroute.domain import TokenUsage
 from quantroute.money import parse_reported_usd
 from quantroute.secrets import Redactor
@@ -83,7 +83,9 @@ def loads(raw: str | bytes) -> Any:
         ValueError: not JSON, or nested beyond what can be read.
     """
     try:
-        return json.loads(raw, parse_float=_number, parse_constant=lambda _: None)
+        if isinstance(raw, bytes):
+            raw = raw.decode(json.detect_encoding(raw), "surrogatepass")
+        return _decode(raw)
     except RecursionError:
         raise ValueError("nested too deeply") from None
 
@@ -95,6 +97,10 @@ def _number(digits: str) -> Decimal | None:
         return None
     # 1e999999999 is eleven bytes of JSON and a gigabyte as an int.
     return number if abs(number.adjusted()) <= _LARGEST_EXPONENT else None
+
+
+# Made once: json.loads with options makes a decoder per call.
+_decode = json.JSONDecoder(parse_float=_number, parse_constant=lambda _: None).decode
 
 
 @dataclass(slots=True)
@@ -128,7 +134,7 @@ class BodyDecoder:
             body = None
         assembly = _Assembly(self.http_status, self.redactor, self.header_id)
         if isinstance(body, dict):
-            assembly.take(WireReply.model_validate(body), is_delta=False)
+            assembly.take(read_reply(body), is_delta=False)
         return assembly.reply(
             is_json=isinstance(body, dict),
             is_complete=isinstance(body, dict),
@@ -180,7 +186,7 @@ class StreamDecoder:
         for payload in payloads:
             for body in self._bodies(payload):
                 if isinstance(body, dict):
-                    self._assembly.take(WireReply.model_validate(body), is_delta=True)
+                    self._assembly.take(read_reply(body), is_delta=True)
                 else:
                     self._malformed += 1
 
@@ -213,13 +219,13 @@ class _Assembly:
     _native_finish_reason: str | None = None
     _content: list[str] = field(default_factory=list)
     _reasoning: list[str] = field(default_factory=list)
-    _usage: WireUsage | None = None
+    _usage: AnyUsage | None = None
     _error: ServiceError | None = None
     _model: str | None = None
     _provider: str | None = None
     _has_choice: bool = False
 
-    def take(self, wire: WireReply, *, is_delta: bool) -> None:
+    def take(self, wire: AnyReply, *, is_delta: bool) -> None:
         """Add one body or chunk. `error` is looked at first, whatever else the chunk holds."""
         self.events += 1
         self.generation_id = wire.id or self.generation_id
@@ -258,6 +264,13 @@ class _Assembly:
         if (clean_content, clean_reasoning) != (content, reasoning):
             flags = [*flags, "secret_redacted"]  # a key cut in two by chunk borders
         usage, cost_usd, is_byok = _usage(self._usage)
+        finish_reason, native_finish_reason, generation_id, model, provider = self._clean(
+            self.finish_reason,
+            self._native_finish_reason,
+            self.generation_id,
+            self._model,
+            self._provider,
+        )
         error = self._error
         if error is None and not 200 <= self.http_status < 300:
             error = ServiceError(status=None, message=self.redactor.text(excerpt))
@@ -269,27 +282,34 @@ class _Assembly:
             has_choice=self._has_choice,
             content=clean_content,
             reasoning=clean_reasoning or None,
-            finish_reason=self._clean(self.finish_reason),
-            native_finish_reason=self._clean(self._native_finish_reason),
+            finish_reason=finish_reason,
+            native_finish_reason=native_finish_reason,
             usage=usage,
             cost_usd=cost_usd,
             is_byok=is_byok,
-            generation_id=self._clean(self.generation_id),
-            model=self._clean(self._model),
-            provider=self._clean(self._provider),
+            generation_id=generation_id,
+            model=model,
+            provider=provider,
             retry_after_s=retry_after_s,
             malformed_events=malformed_events,
             flags=tuple(dict.fromkeys(flags)),
         )
 
-    def _clean(self, text: str | None) -> str | None:
-        """A name or an id as it may be stored: no key in it, and text that UTF-8 can carry."""
-        if text is None:
-            return None
-        return self.redactor.answer(text).encode("utf-8", "replace").decode()[:_LONGEST_NAME]
+    def _clean(self, *names: str | None) -> tuple[str | None, ...]:
+        """Names and ids as they may be stored: no key in them, and text that UTF-8 can carry."""
+        joined = "\n".join([name for name in names if name])
+        is_plain = joined.isascii() and len(joined) <= _LONGEST_NAME
+        if is_plain and self.redactor.answer(joined) == joined:
+            return names  # nearly always: one look instead of five
+        return tuple(
+            None
+            if name is None
+            else self.redactor.answer(name).encode("utf-8", "replace").decode()[:_LONGEST_NAME]
+            for name in names
+        )
 
 
-def reasoning_text(message: WireMessage) -> str:
+def reasoning_text(message: AnyMessage) -> str:
     """The reasoning of a message, once.
 
     Providers send the same text under `reasoning` and again in `reasoning_details`, or in one of
@@ -305,7 +325,7 @@ def reasoning_text(message: WireMessage) -> str:
     return "".join(details) or message.reasoning_content or ""
 
 
-def _usage(wire: WireUsage | None) -> tuple[TokenUsage | None, Decimal | None, bool]:
+def _usage(wire: AnyUsage | None) -> tuple[TokenUsage | None, Decimal | None, bool]:
     if wire is None:
         return None, None, False
     usage = None

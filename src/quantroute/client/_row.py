@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -68,7 +67,7 @@ class RowRun:
     _errors: int = field(default=0, init=False)
     _paid_errors: int = field(default=0, init=False)
     _limited_since_s: float | None = field(default=None, init=False)
-    _faults_at: Counter[EndpointKey] = field(default_factory=Counter, init=False)
+    _faults_at: dict[EndpointKey, int] = field(default_factory=dict, init=False)
 
     async def run(self) -> Completion:
         """The completion; whatever must stop a whole run is raised."""
@@ -92,7 +91,7 @@ class RowRun:
         """The same order, but endpoints that failed this row come after those that did not."""
         if not self._faults_at:
             return candidates
-        return sorted(candidates, key=lambda item: self._faults_at[item.endpoint.key])
+        return sorted(candidates, key=lambda item: self._faults_at.get(item.endpoint.key, 0))
 
     # -- one attempt ------------------------------------------------------------------------------
 
@@ -222,7 +221,8 @@ class RowRun:
         # An endpoint that is served by somebody else is as useless as one that is down.
         feedback = Feedback.FAULT if is_mismatch else outcome.feedback
         if feedback is Feedback.FAULT:
-            self._faults_at[lease.candidate.endpoint.key] += 1
+            key = lease.candidate.endpoint.key
+            self._faults_at[key] = self._faults_at.get(key, 0) + 1
         problem = "answers came from another provider" if is_mismatch else outcome.problem
         opened = self.engine.dispatcher.release(
             lease, feedback, retry_after_s=outcome.retry_after_s, problem=problem

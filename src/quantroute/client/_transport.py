@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Final
 
 import aiohttp
+from yarl import URL
 
 from quantroute._http import Service, SessionPool
 from quantroute.client._reply import BodyDecoder, Reply, StreamDecoder, header, shortened
@@ -69,14 +70,32 @@ class Exchange:
 
 
 class _Deadline:
-    """The nearest of the running limits, kept on one `asyncio.timeout`."""
+    """The nearest of the running limits, kept on one `asyncio.timeout`.
 
-    __slots__ = ("_first_byte_at", "_limits", "_loop", "_scope", "_total_at", "reason")
+    The deadline moves with every chunk, the timer does not: when it fires too early it is set
+    anew. (`Timeout.reschedule` makes a new timer each time; three of them per short answer.)
+    """
 
-    def __init__(self, limits: Timeouts, scope: asyncio.Timeout) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._limits, self._scope = limits, scope
-        started_at = self._loop.time()
+    __slots__ = (
+        "_first_byte_at",
+        "_limits",
+        "_loop",
+        "_moment",
+        "_scope",
+        "_timer",
+        "_total_at",
+        "reason",
+    )
+
+    def __init__(
+        self,
+        limits: Timeouts,
+        scope: asyncio.Timeout,
+        loop: asyncio.AbstractEventLoop,
+        started_at: float,
+    ) -> None:
+        self._loop, self._limits, self._scope = loop, limits, scope
+        self._timer: asyncio.TimerHandle | None = None
         self._first_byte_at = started_at + (limits.first_byte_s or float("inf"))
         self._total_at = started_at + (limits.total_s or float("inf"))
         self.reason = ""
@@ -93,8 +112,29 @@ class _Deadline:
     def _arm(self, moment: float, reason: str) -> None:
         if self._total_at < moment:
             moment, reason = self._total_at, "total_s"
-        self.reason = reason
-        self._scope.reschedule(None if moment == float("inf") else moment)
+        self.reason, self._moment = reason, moment
+        if moment == float("inf"):
+            self.close()
+        elif self._timer is None:
+            # No later than the idle limit will want it, which begins with the answer's headers.
+            idle_at = self._loop.time() + (self._limits.idle_s or float("inf"))
+            self._timer = self._loop.call_at(min(moment, idle_at), self._on_time)
+        elif moment < self._timer.when():
+            self._timer.cancel()
+            self._timer = self._loop.call_at(moment, self._on_time)
+
+    def _on_time(self) -> None:
+        if self._moment > self._loop.time():
+            self._timer = self._loop.call_at(self._moment, self._on_time)
+        else:
+            self._timer = None
+            self._scope.reschedule(self._moment)
+
+    def close(self) -> None:
+        """The attempt is over."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
 
 @dataclass(slots=True)
@@ -106,6 +146,19 @@ class Transport:
     timeouts: Timeouts
     clock: Clock
     key: EnvKey
+    # Made once each, not per request: a parsed URL, and aiohttp's form of the connection limit.
+    _urls: dict[str, URL] = field(default_factory=dict, init=False)
+    _connecting: aiohttp.ClientTimeout = field(init=False)
+
+    def __post_init__(self) -> None:
+        # Name look-up and a proxy's CONNECT count too; `sock_connect` leaves them out.
+        self._connecting = aiohttp.ClientTimeout(total=None, connect=self.timeouts.connect_s)
+
+    def _url(self, path: str) -> URL:
+        url = self._urls.get(path)
+        if url is None:
+            url = self._urls[path] = URL(self.service.base_url + path)
+        return url
 
     async def post(
         self,
@@ -128,15 +181,14 @@ class Transport:
         deadline: _Deadline | None = None
         try:
             async with asyncio.timeout(None) as scope:
-                deadline = _Deadline(self.timeouts, scope)
+                deadline = _Deadline(self.timeouts, scope, loop, sent_at)
                 session = self.sessions.get()
                 async with session.post(
-                    self.service.base_url + path,
+                    self._url(path),
                     data=body,
                     headers={**headers, "Content-Type": "application/json"},
                     allow_redirects=False,
-                    # Name look-up and a proxy's CONNECT count too; `sock_connect` leaves them out.
-                    timeout=aiohttp.ClientTimeout(total=None, connect=self.timeouts.connect_s),
+                    timeout=self._connecting,
                     proxy=self.sessions.proxy_url,
                 ) as response:
                     return await self._read(response, is_streamed, on_id, deadline, sent_at)
@@ -144,6 +196,9 @@ class Transport:
             raise self._timed_out(error, deadline) from None
         except (aiohttp.ClientError, OSError) as error:
             raise self._broken(error) from None
+        finally:
+            if deadline is not None:
+                deadline.close()
 
     async def get(self, path: str, *, headers: Mapping[str, str]) -> tuple[int, bytes]:
         """Status and body of a small GET (accounting endpoints), within 30 seconds.

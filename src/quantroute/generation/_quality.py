@@ -51,6 +51,7 @@ LOOP_THRESHOLD: Final = 0.92
 _LOOP_WINDOW_CHARACTERS: Final = 16_384
 _LOOP_LEAST_CHARACTERS: Final = 512
 _SUSPICIOUS_SCORE: Final = 0.75
+_SMALL_BYTES: Final = 4_096
 
 _OPENER: Final = re.compile(r"<think>|◁think▷")
 _CLOSER: Final = re.compile(r"</think>|◁/think▷")
@@ -67,9 +68,11 @@ def classify(answer: Answer, *, sampling: Sampling, asked: Sequence[str] = ()) -
     score = max(loop_score(answer.content), loop_score(answer.reasoning or ""))
     if score >= LOOP_THRESHOLD:
         findings[RowClass.LOOP] = f"repeats itself (score {score:.3f})"
-    found = next((item for item in RowClass if item in findings), RowClass.GOOD)
-    details = tuple(findings[item] for item in RowClass if item in findings)
-    return Judgement(row_class=found, details=details, loop_score=score)
+    if not findings:
+        return Judgement(row_class=RowClass.GOOD, loop_score=score)
+    found = [item for item in RowClass if item in findings]
+    details = tuple([findings[item] for item in found])
+    return Judgement(row_class=found[0], details=details, loop_score=score)
 
 
 def loop_score(text: str) -> float:
@@ -83,10 +86,19 @@ def loop_score(text: str) -> float:
         return 0.0
     raw = tail.encode("utf-8", "surrogatepass")
     # The fast level first, a fifth of the time on prose: only what it finds suspicious is measured.
-    score = 1.0 - len(zlib.compress(raw, 1)) / len(raw)
+    score = 1.0 - _compressed_bytes(raw, 1) / len(raw)
     if score >= _SUSPICIOUS_SCORE:
-        score = 1.0 - len(zlib.compress(raw, 6)) / len(raw)
+        score = 1.0 - _compressed_bytes(raw, 6) / len(raw)
     return max(0.0, score)
+
+
+def _compressed_bytes(raw: bytes, level: int) -> int:
+    if len(raw) > _SMALL_BYTES:
+        return len(zlib.compress(raw, level))
+    # A window that just holds the text finds the same repetitions. What takes time with short texts
+    # is making the usual tables of 256 KiB: 5 microseconds instead of 40 for 2 KiB that repeat.
+    small = zlib.compressobj(level, zlib.DEFLATED, wbits=12, memLevel=5)
+    return len(small.compress(raw)) + len(small.flush())
 
 
 def _findings(answer: Answer, sampling: Sampling, asked: Sequence[str]) -> dict[RowClass, str]:

@@ -173,7 +173,9 @@ class RowStore:
         """Record that a row was refused or given up; its turns, if any, stay."""
 
         def work(connection: sqlite3.Connection) -> None:
-            row_id = _ensure_row(connection, run_id, row, at_s)
+            row_id = _insert_row(connection, run_id, row, at_s)
+            if row_id is None:
+                row_id = _find_row(connection, run_id, row)
             connection.execute(
                 "UPDATE generation_rows SET state = ?, problem = ?, status = ?, attempts = ?, "
                 "changed_at_s = ? WHERE row_id = ?",
@@ -295,14 +297,24 @@ def _read_counts(connection: sqlite3.Connection, run_id: int) -> tuple[RowCounts
     )
 
 
-def _ensure_row(connection: sqlite3.Connection, run_id: int, row: RowId, at_s: float) -> int:
+def _insert_row(
+    connection: sqlite3.Connection,
+    run_id: int,
+    row: RowId,
+    at_s: float,
+    *,
+    state: RowState = RowState.OPEN,
+    row_class: RowClass | None = None,
+    turns_done: int = 0,
+) -> int | None:
+    """The id of a row that was not there before; None if it was, and then nothing is changed."""
     prompt = row.prompt
-    connection.execute(
+    cursor = connection.execute(
         """
         INSERT OR IGNORE INTO generation_rows
             (run_id, key, dataset, prompt_id, rollout, system, user_turns, metadata,
-             state, turns_done, changed_at_s)
-        VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, 0, ?)
+             state, row_class, turns_done, changed_at_s)
+        VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
         """,
         (
             run_id,
@@ -313,15 +325,27 @@ def _ensure_row(connection: sqlite3.Connection, run_id: int, row: RowId, at_s: f
             prompt.system,
             canonical_json(list(prompt.turns)),
             canonical_json(dict(prompt.metadata)),
-            RowState.OPEN.value,
+            state.value,
+            None if row_class is None else row_class.value,
+            turns_done,
             at_s,
         ),
     )
+    return cursor.lastrowid if cursor.rowcount == 1 else None
+
+
+def _find_row(connection: sqlite3.Connection, run_id: int, row: RowId) -> int:
     (row_id,) = connection.execute(
         "SELECT row_id FROM generation_rows WHERE run_id = ? AND key = ?",
         (run_id, bytes.fromhex(row.key)),
     ).fetchone()
     return int(row_id)
+
+
+_INSERT_TURN: Final = (
+    f"INSERT INTO generation_turns (row_id, {', '.join(TURN_COLUMNS)}) "  # noqa: S608 - fixed names
+    f"VALUES (?{', ?' * len(TURN_COLUMNS)})"
+)
 
 
 def _append_turn(
@@ -333,26 +357,34 @@ def _append_turn(
     state: RowState,
     row_class: RowClass | None,
 ) -> None:
-    row_id = _ensure_row(connection, run_id, row, record.created_at_s)
+    turns_done = record.turn + 1
+    row_id = _insert_row(
+        connection,
+        run_id,
+        row,
+        record.created_at_s,
+        state=state,
+        row_class=row_class,
+        turns_done=turns_done,
+    )
+    if row_id is not None:  # nearly always: a single turn, in two statements
+        connection.execute(_INSERT_TURN, (row_id, *turn_values(record)))
+        return
+    row_id = _find_row(connection, run_id, row)
     # Not below the turns before it, above every earlier answer to it and to the turns after it:
     # what those were conditioned on is out of date from now on.
     (revision,) = connection.execute(
         "SELECT coalesce(max(revision + (turn >= ?)), 0) FROM generation_turns WHERE row_id = ?",
         (record.turn, row_id),
     ).fetchone()
-    values = dict(zip(TURN_COLUMNS, turn_values(record), strict=True)) | {"revision": revision}
-    connection.execute(
-        f"INSERT INTO generation_turns (row_id, {', '.join(TURN_COLUMNS)}) "  # noqa: S608 - fixed names
-        f"VALUES (?{', ?' * len(TURN_COLUMNS)})",
-        (row_id, *values.values()),
-    )
+    connection.execute(_INSERT_TURN, (row_id, *turn_values(replace(record, revision=revision))))
     connection.execute(
         "UPDATE generation_rows SET state = ?, row_class = ?, turns_done = ?, problem = NULL, "
         "status = NULL, attempts = NULL, changed_at_s = ? WHERE row_id = ?",
         (
             state.value,
             None if row_class is None else row_class.value,
-            record.turn + 1,
+            turns_done,
             record.created_at_s,
             row_id,
         ),

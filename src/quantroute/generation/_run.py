@@ -18,6 +18,7 @@ from quantroute.errors import (
     DatasetError,
     QuantrouteError,
 )
+from quantroute.generation._collector import calm_collector
 from quantroute.generation._config import RunConfig
 from quantroute.generation._conversation import ChatClient, Conversation, account_of
 from quantroute.generation._feed import Feed
@@ -143,7 +144,8 @@ class Run:
                 self._run_id, redo=self._redo, retry_refused=self._retry_refused
             )
             try:
-                await self._perform()
+                with calm_collector():
+                    await self._perform()
             finally:
                 if self._stop.is_set():
                     self.client.admit_again()

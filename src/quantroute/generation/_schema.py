@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sqlite3
+from operator import attrgetter
 from typing import Any, Final
 
 from quantroute.domain import RowKey, canonical_json
@@ -71,6 +72,7 @@ _TABLES: Final = (
 )
 
 TURN_COLUMNS: Final = tuple(item.name for item in dataclasses.fields(TurnRecord))
+_values_of: Final = attrgetter(*TURN_COLUMNS)
 ROW_COLUMNS: Final = (
     "row_id, key, dataset, prompt_id, rollout, system, user_turns, metadata, "
     "state, row_class, problem"
@@ -101,7 +103,7 @@ def create_tables(connection: sqlite3.Connection, *, path: str) -> None:
 
 def turn_values(record: TurnRecord) -> tuple[Any, ...]:
     """The record's columns, in the order of `TURN_COLUMNS`."""
-    return tuple(_bound(name, getattr(record, name)) for name in TURN_COLUMNS)
+    return tuple(map(_bound, TURN_COLUMNS, _values_of(record)))
 
 
 def load_turn(values: tuple[Any, ...]) -> TurnRecord:
@@ -150,10 +152,13 @@ def text_of(column: str | bytes | None) -> str | None:
 
 
 def _bound(name: str, value: Any) -> Any:
+    kind = type(value)
+    if kind is int or kind is float or value is None:
+        return value
     if name in _JSON:
         return canonical_json(value)
     if name in _LISTS:
-        return canonical_json(list(value))
+        return canonical_json(list(value)) if value else "[]"
     if isinstance(value, RowClass):
         return value.value
     return column_of(value) if isinstance(value, str) else value

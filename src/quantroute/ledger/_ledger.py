@@ -99,6 +99,7 @@ class BudgetLedger:
         self._owner_lock: FileLock | None = None
         self._entries_made = 0
         self._lines: defaultdict[str, _Line] = defaultdict(_Line)
+        self._balances: dict[Account, tuple[AccountState, Balance]] = {}
 
     @classmethod
     def open(
@@ -195,6 +196,7 @@ class BudgetLedger:
         self.notes = dict(connection.execute("SELECT key, value FROM notes").fetchall())
 
     def _hold_all(self, connection: sqlite3.Connection, owner: str, reason: str) -> int:
+        self._books.write(connection)
         entries = list(read_open_entries(connection, "owner = ? AND status = 'reserved'", (owner,)))
         for entry in entries:
             record = Held(
@@ -373,7 +375,11 @@ class BudgetLedger:
         state = self._books.published.get(account)
         if state is None:
             state = self.store.read(read_accounts).get(account, AccountState())
-        return balance_of(account, state)
+        # Asked for before every request, published anew at every commit, which is more seldom.
+        known = self._balances.get(account)
+        if known is None or known[0] is not state:
+            known = self._balances[account] = state, balance_of(account, state)
+        return known[1]
 
     async def statement(self) -> tuple[StatementLine, ...]:
         """Tokens and money per account and endpoint, from the journal."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import functools
 from dataclasses import dataclass
 from typing import Final, NewType
 
@@ -153,6 +154,7 @@ def check_account(path: str) -> Account:
     return Account(path)
 
 
+@functools.lru_cache(maxsize=1_024)  # asked several times per entry, for a handful of accounts
 def lineage(account: Account) -> tuple[Account, ...]:
     """The root, every account on the way, and the account itself."""
     if not account:

@@ -2,7 +2,7 @@
 
 from quantroute.storage._files import atomic_file, atomic_write
 from quantroute.storage._locks import FileLock, is_locked
-from quantroute.storage._sqlite import MEMORY, Participant, Schema, SqliteStore, Work
+from quantroute.storage._sqlite import MEMORY, Participant, Schema, SqliteStore, Work, insert_rows
 
 __all__ = [
     "MEMORY",
@@ -13,5 +13,6 @@ __all__ = [
     "Work",
     "atomic_file",
     "atomic_write",
+    "insert_rows",
     "is_locked",
 ]

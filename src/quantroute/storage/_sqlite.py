@@ -2,8 +2,12 @@
 
 A durable commit costs an fsync; at 2,000 requests in flight one per request would be the whole
 budget. So work is queued; the writer takes all that has gathered while the last commit ran,
-executes it in one transaction (each piece under its own savepoint, so that one failure does not
-touch its neighbours), commits once, and only then tells the tasks. First in, first out.
+executes it in one transaction, commits once, and only then tells the tasks. First in, first out.
+
+One failure does not touch its neighbours: it rolls the transaction back, and what came before it
+and after it is done again without it. A savepoint around each piece would spare that, at two more
+statements for every piece that does not fail, which are all of them but a few. What costs in a
+statement is less its work than its handing the interpreter lock to and fro: so statements are few.
 
 WAL with synchronous=FULL: what was acknowledged survives `kill -9` and power loss, as far as the
 disk tells the truth about fsync. WAL needs shared memory: keep the file on a local disk, never on
@@ -18,8 +22,9 @@ import queue
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Generic, Protocol, Self, TypeVar
@@ -27,14 +32,26 @@ from typing import Any, Final, Generic, Protocol, Self, TypeVar
 from quantroute._log import get_logger
 from quantroute.errors import JournalError
 
-__all__ = ["MEMORY", "Participant", "Schema", "SqliteStore", "Work"]
+__all__ = ["MEMORY", "Participant", "Schema", "SqliteStore", "Work", "insert_rows"]
 
 T = TypeVar("T")
 Work = Callable[[sqlite3.Connection], T]
-"""A piece of work inside a transaction; it runs on the writer thread and must not commit."""
+"""A piece of work inside a transaction; it runs on the writer thread and must not commit.
+
+It may run more than once, each time from the same state, if a neighbour fails: what it changes
+besides the database must bear that.
+"""
 
 MEMORY: Final = ":memory:"
 _LARGEST_BATCH: Final = 1_024
+#: Commits are this far apart while many tasks write and more work keeps coming; one or two that
+#: write alone are not kept waiting. Measured 2026-11 on a fast disk at 700 rows/s: without it 2.6
+#: pieces of work per commit and 1.35 ms of CPU time per row, with it 26 pieces and 1.0 ms.
+_COMMIT_EVERY_S: Final = 0.01
+_LOOK_EVERY_S: Final = 0.004  # one as short as 1 ms cost 0.05 ms per row in wake-ups
+_SEVERAL: Final = 4
+#: So much work makes a batch that is worth a commit at once.
+_WORTHWHILE_BATCH: Final = 64
 _BUSY_TIMEOUT_S: Final = 60.0
 
 log = get_logger("quantroute.storage")
@@ -53,10 +70,16 @@ class Participant(Protocol):
     """Keeps a cache in step with the transactions of a store; called on the writer thread."""
 
     def on_begin(self, connection: sqlite3.Connection) -> None:
-        """A transaction has begun; other processes may have written since the last one."""
+        """A transaction has begun; other processes may have written since the last one.
+
+        If the one before it was not committed, it was rolled back.
+        """
 
     def before_commit(self, connection: sqlite3.Connection) -> None:
-        """Write what was gathered; the transaction commits next."""
+        """Write what was gathered; the transaction commits next.
+
+        An error that blames a value is laid at the door of the piece of work that brought it.
+        """
 
     def on_commit(self) -> None:
         """The transaction is durable."""
@@ -69,6 +92,14 @@ class _Job(Generic[T]):
     loop: asyncio.AbstractEventLoop
     result: T | None = None
     error: BaseException | None = None
+
+
+class _PieceFailed(Exception):
+    """A piece of work raised; internal."""
+
+    def __init__(self, position: int, cause: Exception) -> None:
+        super().__init__(position)
+        self.position, self.cause = position, cause
 
 
 @dataclass(slots=True)
@@ -90,6 +121,7 @@ class SqliteStore:
     )
     _thread: threading.Thread | None = field(default=None, init=False)
     _failure: JournalError | None = field(default=None, init=False)
+    _next_commit_s: float = field(default=0.0, init=False)
 
     # -- opening and closing ----------------------------------------------------------------------
 
@@ -188,6 +220,8 @@ class SqliteStore:
     def _write_forever(self) -> None:
         while True:
             batch, is_last = self._gather()
+            if len(batch) >= _SEVERAL:
+                self._next_commit_s = time.monotonic() + _COMMIT_EVERY_S
             if batch:
                 self._commit_batch(batch)
                 self._deliver(batch)
@@ -199,6 +233,8 @@ class SqliteStore:
         """At least one job, and all that came meanwhile."""
         batch: list[_Job[Any]] = []
         job = self._jobs.get()
+        if job is not None:
+            self._let_gather()
         while job is not None:
             batch.append(job)
             if len(batch) >= _LARGEST_BATCH:
@@ -209,24 +245,63 @@ class SqliteStore:
                 return batch, False
         return batch, True
 
-    def _commit_batch(self, batch: list[_Job[Any]]) -> None:
-        if self._failure is None:
-            try:
-                with self._exclusively() as connection:
-                    for participant in self.participants:
-                        participant.on_begin(connection)
-                    for job in batch:
-                        self._run(connection, job)
-                    for participant in self.participants:
-                        participant.before_commit(connection)
-                for participant in self.participants:
-                    participant.on_commit()
+    def _let_gather(self) -> None:
+        """Give others time to come along, as long as some do."""
+        seen = -1
+        while seen < self._jobs.qsize() < _WORTHWHILE_BATCH:
+            if time.monotonic() >= self._next_commit_s:
                 return
-            except Exception as error:  # noqa: BLE001 - a dead writer would leave everybody waiting
-                self._failure = self._explained(error)
-                log.error("storage failed", path=self.path, problem=self._failure.problem)
-        for job in batch:
-            job.error = JournalError(path=self.path, problem=self._failure.problem)
+            seen = self._jobs.qsize()
+            time.sleep(_LOOK_EVERY_S)
+
+    def _commit_batch(self, batch: list[_Job[Any]]) -> None:
+        pieces = [batch]
+        try:
+            while pieces and self._failure is None:
+                pieces[-1:] = reversed(self._commit_or_split(pieces[-1]))
+        except Exception as error:  # noqa: BLE001 - a dead writer would leave everybody waiting
+            self._failure = self._explained(error)
+            log.error("storage failed", path=self.path, problem=self._failure.problem)
+        for jobs in pieces:
+            for job in jobs:
+                assert self._failure is not None
+                job.error = JournalError(path=self.path, problem=self._failure.problem)
+
+    def _commit_or_split(self, jobs: list[_Job[Any]]) -> list[list[_Job[Any]]]:
+        """Commit all of `jobs`, or none; then what is left to be committed, in order."""
+        try:
+            self._commit(jobs)
+            return []
+        except _PieceFailed as failed:
+            jobs[failed.position].error = failed.cause
+            left = [jobs[: failed.position], jobs[failed.position + 1 :]]
+        except (sqlite3.Error, UnicodeEncodeError, OverflowError) as error:
+            if not _is_the_works_own(error):
+                raise
+            # A participant could not write what one of them brought: whose it was, halving finds.
+            middle = len(jobs) // 2
+            if middle == 0:
+                jobs[0].error = error
+            left = [jobs[:middle], jobs[middle:]] if middle else []
+        return [jobs for jobs in left if jobs]
+
+    def _commit(self, jobs: list[_Job[Any]]) -> None:
+        with self._exclusively() as connection:
+            for participant in self.participants:
+                participant.on_begin(connection)
+            for position, job in enumerate(jobs):
+                try:
+                    job.result = job.work(connection)
+                except Exception as error:  # handed to whoever awaits the job
+                    if not connection.in_transaction or (
+                        isinstance(error, sqlite3.Error) and not _is_the_works_own(error)
+                    ):
+                        raise  # a full disk or a damaged file is everybody's problem
+                    raise _PieceFailed(position, error) from error
+            for participant in self.participants:
+                participant.before_commit(connection)
+        for participant in self.participants:
+            participant.on_commit()
 
     @contextlib.contextmanager
     def _exclusively(self) -> Iterator[sqlite3.Connection]:
@@ -242,25 +317,6 @@ class SqliteStore:
                 with contextlib.suppress(sqlite3.Error):
                     connection.execute("ROLLBACK")
                 raise
-
-    def _run(self, connection: sqlite3.Connection, job: _Job[Any]) -> None:
-        connection.execute("SAVEPOINT job")
-        try:
-            job.result = job.work(connection)
-        except sqlite3.Error as error:
-            if not _is_the_works_own(error) or not connection.in_transaction:
-                raise  # a full disk or a damaged file is everybody's problem
-            self._undo(connection, job, error)
-        except Exception as error:  # noqa: BLE001 - handed to whoever awaits the job
-            self._undo(connection, job, error)
-        else:
-            connection.execute("RELEASE job")
-
-    @staticmethod
-    def _undo(connection: sqlite3.Connection, job: _Job[Any], error: Exception) -> None:
-        job.error = error
-        connection.execute("ROLLBACK TO job")
-        connection.execute("RELEASE job")
 
     @staticmethod
     def _deliver(batch: list[_Job[Any]]) -> None:
@@ -371,7 +427,9 @@ def _switch_to_wal(connection: sqlite3.Connection) -> None:
 _STATEMENT_CODES: Final = frozenset({1, 18, 19, 20, 25})
 
 
-def _is_the_works_own(error: sqlite3.Error) -> bool:
+def _is_the_works_own(error: Exception) -> bool:
+    if not isinstance(error, sqlite3.Error):
+        return True  # a value that SQLite's module cannot bind: text or a number beyond its range
     code = getattr(error, "sqlite_errorcode", None)
     if code is None:  # raised by the module itself, which has not touched the file
         return isinstance(error, sqlite3.ProgrammingError | sqlite3.InterfaceError)
@@ -390,3 +448,25 @@ def _resolve(jobs: list[_Job[Any]]) -> None:
             job.future.set_result(job.result)
         else:
             job.future.set_exception(job.error)
+
+
+#: Rows per statement. Few sizes, so that each statement is prepared once and kept.
+_CHUNKS: Final = (64, 8, 1)
+
+
+def insert_rows(
+    connection: sqlite3.Connection, begin: str, rows: Sequence[Sequence[Any]], *, end: str = ""
+) -> None:
+    """`begin (?, ...), (?, ...) end` for `rows` of one width, many rows a statement.
+
+    `executemany` steps, and so gives up the interpreter lock, once per row.
+    Raises:
+        sqlite3.Error, UnicodeEncodeError, OverflowError: some rows may be written, some not.
+    """
+    at = 0
+    for chunk in _CHUNKS:
+        while len(rows) - at >= chunk:
+            some = rows[at : at + chunk]
+            marks = ", ".join(["(" + ", ".join("?" * len(some[0])) + ")"] * chunk)
+            connection.execute(f"{begin} {marks}{end}", tuple(chain.from_iterable(some)))
+            at += chunk
