@@ -13,7 +13,7 @@ from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
 from quantroute.cli._exit import ExitCode
-from quantroute.cli._job import RECORDS_WITHIN_S, Outcome, stopping_on_signals
+from quantroute.cli._job import RECORDS_WITHIN_S, Outcome
 from quantroute.cli._output import rows_lines, say, show
 from quantroute.cli._plan import opened_client, show_plan
 from quantroute.cli._rundir import RunFolder
@@ -99,7 +99,7 @@ async def _run(job: DatasetsJob, plan: Plan, target: Target, client: Client) -> 
         client, job.spec, plan=plan, redo=job.redo, retry_refused=job.retry_refused
     )
     reporter = _Reporter(client, is_silent=job.as_json)
-    with reporter.shown(plan), stopping_on_signals(run, reporter.note_stopping):
+    with reporter.shown(plan), run.install_signal_handlers(on_stopping=reporter.note_stopping):
         report = await run.execute(reporter.on_progress)
     reconciled = await client.reconcile(patience_s=RECORDS_WITHIN_S)
     balance = ledger.balance()

@@ -99,8 +99,7 @@ async def _judge(
     registry: ProviderRegistry, model: str, policy: ExclusionPolicy
 ) -> tuple[EndpointList, BoundPolicy]:
     listing = await registry.endpoints(model)
-    has_names = policy.only or policy.exclude or policy.accept_unknown
-    providers = (await registry.providers()).providers if has_names else ()
+    providers = (await registry.providers()).providers if policy.names_providers else ()
     bound = policy.bind(listing.endpoints, providers=providers, at=datetime.now(UTC))
     return listing, bound
 

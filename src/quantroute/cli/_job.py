@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -19,7 +16,6 @@ from quantroute.cli._wording import as_options
 from quantroute.client import Client, Reconciliation
 from quantroute.errors import DatasetError, NoEligibleEndpoint
 from quantroute.generation import (
-    DatasetRun,
     Prompt,
     RowClass,
     Run,
@@ -39,7 +35,6 @@ __all__ = [
     "Outcome",
     "check_prompts",
     "perform",
-    "stopping_on_signals",
 ]
 
 RECORDS_WITHIN_S: Final = 20.0
@@ -156,7 +151,8 @@ async def _run(job: Job, target: Target, client: Client, bound: BoundPolicy) -> 
         elastic_limits=job.elastic_limits,
     )
     reporter = Reporter(client, total_rows=job.total_rows, is_silent=job.as_json)
-    with reporter, stopping_on_signals(run, reporter.note_stopping):
+    # A word at once: silence would provoke a second Ctrl+C.
+    with reporter, run.install_signal_handlers(on_stopping=reporter.note_stopping):
         report = await run.execute(reporter.on_progress)
     reconciled = await client.reconcile(patience_s=RECORDS_WITHIN_S)
     balance = ledger.balance()
@@ -169,25 +165,3 @@ async def _run(job: Job, target: Target, client: Client, bound: BoundPolicy) -> 
         reconciled=reconciled,
         billed_pusd=None if target.simulator is None else target.simulator.bill.total_pusd,
     )
-
-
-@contextlib.contextmanager
-def stopping_on_signals(run: Run | DatasetRun, on_stopping: Callable[[], None]) -> Iterator[None]:
-    """The run's own handlers, and a word at once: silence would provoke a second Ctrl+C."""
-    with run.install_signal_handlers():
-        loop, task = asyncio.get_running_loop(), asyncio.current_task()
-        is_stopping = False
-
-        def on_signal() -> None:
-            nonlocal is_stopping
-            if is_stopping:
-                assert task is not None
-                task.cancel()
-                return
-            is_stopping = True
-            on_stopping()
-            run.request_stop()
-
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, on_signal)
-        yield

@@ -136,7 +136,7 @@ class Catalogue:
 
     async def _providers(self) -> Sequence[Provider]:
         """The provider list, if names have to be compared with it."""
-        if self.policy.only or self.policy.exclude or self.policy.accept_unknown:
+        if self.policy.names_providers:
             return (await self.registry.providers()).providers
         return ()
 

@@ -242,10 +242,13 @@ class DatasetRun:
 
     @contextlib.contextmanager
     def install_signal_handlers(
-        self, signals: Iterable[signal.Signals] = (signal.SIGINT, signal.SIGTERM)
+        self,
+        signals: Iterable[signal.Signals] = (signal.SIGINT, signal.SIGTERM),
+        *,
+        on_stopping: Callable[[], None] | None = None,
     ) -> Iterator[None]:
         """As `Run.install_signal_handlers`: the first signal drains, the second leaves."""
-        with self._run.install_signal_handlers(signals):
+        with self._run.install_signal_handlers(signals, on_stopping=on_stopping):
             yield
 
     def _outcomes(self, report: RunReport) -> Iterator[DatasetOutcome]:

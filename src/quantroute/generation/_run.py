@@ -159,17 +159,34 @@ class Run:
 
     @contextlib.contextmanager
     def install_signal_handlers(
-        self, signals: Iterable[signal.Signals] = (signal.SIGINT, signal.SIGTERM)
+        self,
+        signals: Iterable[signal.Signals] = (signal.SIGINT, signal.SIGTERM),
+        *,
+        on_stopping: Callable[[], None] | None = None,
     ) -> Iterator[None]:
         """While in the block, the first signal asks the run to stop; the second cancels it.
 
         Needs the main thread's event loop to be running. The handlers that were there before are
-        put back.
+        put back. `on_stopping` is called at once with the first signal, to say that it was heard.
         """
-        loop = asyncio.get_running_loop()
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        is_stopping = False
+
+        def on_signal() -> None:
+            nonlocal is_stopping
+            if is_stopping:
+                running = self._main or task
+                assert running is not None
+                running.cancel()
+                return
+            is_stopping = True
+            if on_stopping is not None:
+                on_stopping()
+            self.request_stop()
+
         before = {number: signal.getsignal(number) for number in signals}
         for number in before:
-            loop.add_signal_handler(number, self._on_signal)
+            loop.add_signal_handler(number, on_signal)
         try:
             yield
         finally:
@@ -374,12 +391,6 @@ class Run:
         self._tally.cut_off = len(self._live)
         for task in tuple(self._live):
             task.cancel()
-
-    def _on_signal(self) -> None:
-        if not self._stop.is_set():
-            self.request_stop()
-        elif self._main is not None:
-            self._main.cancel()
 
     # -- bookkeeping ------------------------------------------------------------------------------
 

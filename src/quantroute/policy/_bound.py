@@ -62,7 +62,7 @@ class BoundPolicy:
         return delegated_preferences(endpoints, self.policy, ignore=self.ignore)
 
     def __str__(self) -> str:
-        rows = [_HEADINGS, *map(_cells, self._sorted())]
+        rows = [_HEADINGS, *map(_cells, self.ranked)]
         widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADINGS))]
         return "\n".join(
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
@@ -72,10 +72,12 @@ class BoundPolicy:
     def _repr_html_(self) -> str:
         """The same table for notebooks; self-contained, every text escaped."""
         head = "".join(f"<th>{escape(heading)}</th>" for heading in _HEADINGS)
-        body = "".join(map(_html_row, self._sorted()))
+        body = "".join(map(_html_row, self.ranked))
         return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
-    def _sorted(self) -> list[Verdict]:
+    @property
+    def ranked(self) -> list[Verdict]:
+        """The verdicts as people read them: eligible ones first, each group by output price."""
         return sorted(self.verdicts, key=_by_eligibility_and_price)
 
 

@@ -142,6 +142,11 @@ class ExclusionPolicy:
             unmatched=tuple(idle),
         )
 
+    @property
+    def names_providers(self) -> bool:
+        """Whether a rule holds names, so that `bind` wants the service's provider list."""
+        return bool(self.only or self.exclude or self.accept_unknown)
+
     def as_dict(self) -> dict[str, Any]:
         """What was asked for, in plain JSON values, for a manifest; evidence is told per row."""
         return {

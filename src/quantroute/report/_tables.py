@@ -50,7 +50,7 @@ def verdict_table(
     Args:
         wording: applied to each reason, for readers who do not set things the way Python does.
     """
-    verdicts = sorted(bound.verdicts, key=_by_eligibility_and_price)
+    verdicts = bound.ranked
     table = _Fitting(
         [_verdicts(verdicts, title=title, is_wide=is_wide) for is_wide in (True, False)]
     )
@@ -169,15 +169,6 @@ def _table(title: str, *, is_wide: bool) -> Table:
         box=box.SIMPLE_HEAD if is_wide else None,
         padding=(0, 1) if is_wide else (0, 1, 0, 0),
         pad_edge=is_wide,
-    )
-
-
-def _by_eligibility_and_price(verdict: Verdict) -> tuple[bool, Decimal, str]:
-    price = verdict.endpoint.pricing.output_usd_per_token
-    return (
-        not verdict.eligible,
-        Decimal("Infinity") if price is None else price,
-        str(verdict.endpoint.key),
     )
 
 
