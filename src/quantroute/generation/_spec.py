@@ -6,17 +6,16 @@ what would be allowed.
 
 from __future__ import annotations
 
-import re
-import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr, ValidationError
+from pydantic import Field, StrictBool, StrictInt, StrictStr
 
+from quantroute._runfile import RunFile, Table
 from quantroute.domain import Sampling
 from quantroute.errors import ConfigurationError, DatasetError
 from quantroute.generation._allocation import Allocation
@@ -174,11 +173,7 @@ _Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 _Share = Annotated[float, Field(strict=True, ge=0, le=1)]
 
 
-class _Table(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class _RunTable(_Table):
+class _RunTable(Table):
     model: StrictStr
     cap_usd: StrictStr
     name: StrictStr | None = None
@@ -188,19 +183,19 @@ class _RunTable(_Table):
     elastic_limits: bool = True
 
 
-class _PolicyTable(_Table):
+class _PolicyTable(Table):
     native: StrictStr | None = None
-    accept: list[StrictStr] = []
-    accept_unknown: StrictBool | list[StrictStr] = []
-    only: list[StrictStr] = []
-    exclude: list[StrictStr] = []
+    accept: tuple[StrictStr, ...] = ()
+    accept_unknown: StrictBool | tuple[StrictStr, ...] = ()
+    only: tuple[StrictStr, ...] = ()
+    exclude: tuple[StrictStr, ...] = ()
     allow_degraded: StrictBool = True
     min_uptime_percent: _Number | None = None
     max_input_usd_per_million: StrictStr | None = None
     max_output_usd_per_million: StrictStr | None = None
     min_context_tokens: _Count | None = None
     min_output_tokens: _Count | None = None
-    required_parameters: list[StrictStr] = []
+    required_parameters: tuple[StrictStr, ...] = ()
     data_collection: Literal["allow", "deny"] | None = None
     zdr: StrictBool = False
     enforce_distillable_text: StrictBool = False
@@ -208,13 +203,13 @@ class _PolicyTable(_Table):
     evidence: StrictStr | None = None
 
 
-class _SamplingTable(_Table):
+class _SamplingTable(Table):
     temperature: _Number | None = None
     top_p: _Number | None = None
     top_k: Annotated[int, Field(strict=True, ge=0)] | None = None
     min_p: _Number | None = None
     seed: StrictInt | None = None
-    stop: list[StrictStr] = []
+    stop: tuple[StrictStr, ...] = ()
     frequency_penalty: _Number | None = None
     presence_penalty: _Number | None = None
     repetition_penalty: _Number | None = None
@@ -222,7 +217,7 @@ class _SamplingTable(_Table):
     reasoning_effort: StrictStr | None = None
 
 
-class _DatasetTable(_Table):
+class _DatasetTable(Table):
     name: StrictStr
     max_output_tokens: _Count
     prompts: StrictStr
@@ -237,7 +232,7 @@ class _DatasetTable(_Table):
     expected_reasoning_share: _Share | None = None
 
 
-class _File(_Table):
+class _File(Table):
     run: _RunTable
     policy: _PolicyTable = _PolicyTable()
     sampling: _SamplingTable = _SamplingTable()
@@ -253,116 +248,11 @@ def load_run_spec(path: Path | str) -> RunSpec:
     Raises:
         ConfigurationError: not readable, not TOML, or a setting that cannot be meant.
     """
-    path = Path(path)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{path}: cannot be read: {error}") from error
-    source = _Source(path=path, lines=tuple(text.split("\n")))
-    try:
-        tables = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        found = re.search(r"\(at line (\d+), column \d+\)", str(error))
-        where = f"{path}:{found[1]}" if found else str(path)
-        raise ConfigurationError(f"{where}: not TOML: {error}") from None
-    try:
-        file = _File.model_validate(tables)
-    except ValidationError as error:
-        raise ConfigurationError("\n".join(_problems(error, source))) from None
-    return _run_spec(file, source)
+    source = RunFile.load(path)
+    return _run_spec(source.parse(_File), source)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Source:
-    """The file's text, to find the line a field stands in."""
-
-    path: Path
-    lines: tuple[str, ...]
-
-    def where(self, location: tuple[str | int, ...]) -> str:
-        """`run.toml:12: run.cap_usd`, without the line where it is not known."""
-        line = self._line(location)
-        at = f"{self.path}:{line}" if line else str(self.path)
-        return f"{at}: {_dotted(location)}"
-
-    def error(self, location: tuple[str | int, ...], problem: object) -> ConfigurationError:
-        """The error for one field."""
-        return ConfigurationError(f"{self.where(location)}: {problem}")
-
-    def _line(self, location: tuple[str | int, ...]) -> int | None:
-        table, *rest = location
-        index = rest[0] if rest and isinstance(rest[0], int) else None
-        rest = rest[1:] if index is not None else rest
-        start = self._header(str(table), index)
-        if start is None or not rest:
-            return start
-        key = re.compile(rf"\s*(?:\"{re.escape(str(rest[0]))}\"|{re.escape(str(rest[0]))})\s*[.=]")
-        for number, line in enumerate(self.lines[start:], start=start + 1):
-            if line.lstrip().startswith("["):
-                break
-            if key.match(line):
-                return number
-        return start
-
-    def _header(self, table: str, index: int | None) -> int | None:
-        brackets = (r"\[", r"\]") if index is None else (r"\[\[", r"\]\]")
-        header = re.compile(rf"\s*{brackets[0]}\s*{re.escape(table)}\s*{brackets[1]}")
-        found = [number for number, line in enumerate(self.lines, start=1) if header.match(line)]
-        wanted = index or 0
-        return found[wanted] if wanted < len(found) else None
-
-
-def _dotted(location: tuple[str | int, ...]) -> str:
-    """`dataset[2].sampling.top_p`; datasets are counted from 1, as people do."""
-    text = ""
-    for part in location:
-        text += f"[{part + 1}]" if isinstance(part, int) else f"{'.' if text else ''}{part}"
-    return text
-
-
-def _problems(error: ValidationError, source: _Source) -> list[str]:
-    """One line per field: of a field that may be of several types, the first complaint."""
-    lines: dict[tuple[str | int, ...], str] = {}
-    for item in error.errors(include_url=False):
-        location = item["loc"]
-        if item["type"] != "extra_forbidden":
-            location = _own_names(location)
-        lines.setdefault(location, f"{source.where(location)}: {_problem(item, location)}")
-    return list(lines.values())
-
-
-def _own_names(location: tuple[str | int, ...]) -> tuple[str | int, ...]:
-    """Without the words pydantic adds for the members of a union."""
-    known = {name for table in _TABLES.values() for name in table.model_fields} | set(_TABLES)
-    return tuple(part for part in location if isinstance(part, int) or part in known)
-
-
-def _problem(item: Mapping[str, Any], location: tuple[str | int, ...]) -> str:
-    match item["type"]:
-        case "missing":
-            return "is required"
-        case "extra_forbidden":
-            table = next((str(part) for part in reversed(location[:-1]) if part in _TABLES), "")
-            allowed = sorted((_TABLES[table] if table else _File).model_fields)
-            return f"unknown field {location[-1]!r}; allowed are: {', '.join(allowed)}"
-        case "string_type" if str(location[-1]).endswith(("_usd", "_per_million")):
-            return f'money is written as text: {location[-1]} = "{item["input"]}"'
-        case "literal_error":
-            return f"must be {item['ctx']['expected']}, not {item['input']!r}"
-        case _:
-            message = str(item["msg"])
-            return f"{message[:1].lower()}{message[1:]}, not {item['input']!r}"
-
-
-_TABLES: Final[Mapping[str, type[_Table]]] = {
-    "run": _RunTable,
-    "policy": _PolicyTable,
-    "sampling": _SamplingTable,
-    "dataset": _DatasetTable,
-}
-
-
-def _run_spec(file: _File, source: _Source) -> RunSpec:
+def _run_spec(file: _File, source: RunFile) -> RunSpec:
     folder = source.path.parent
     name, out = _name_and_out(file.run, source)
     try:
@@ -389,7 +279,7 @@ def _run_spec(file: _File, source: _Source) -> RunSpec:
         raise source.error(("run",), error) from error
 
 
-def _name_and_out(run: _RunTable, source: _Source) -> tuple[str, str]:
+def _name_and_out(run: _RunTable, source: RunFile) -> tuple[str, str]:
     """One name for the run and its folder: by that, commands find the run again."""
     if run.out is None:
         name = run.name or dataset_name(source.path.stem)
@@ -414,7 +304,7 @@ def _policy(table: _PolicyTable, folder: Path) -> ExclusionPolicy:
 
 
 def _dataset(
-    table: _DatasetTable, defaults: _SamplingTable, source: _Source, number: int
+    table: _DatasetTable, defaults: _SamplingTable, source: RunFile, number: int
 ) -> DatasetSpec:
     here = ("dataset", number)
     own = table.sampling.model_dump(include=table.sampling.model_fields_set)
@@ -444,7 +334,7 @@ def _dataset(
         raise source.error(here, error) from error
 
 
-def _cap(text: str, location: tuple[str | int, ...], source: _Source) -> PicoUSD:
+def _cap(text: str, location: tuple[str | int, ...], source: RunFile) -> PicoUSD:
     try:
         cap: Cap = cap_pusd(text)
     except ConfigurationError as error:
@@ -453,7 +343,7 @@ def _cap(text: str, location: tuple[str | int, ...], source: _Source) -> PicoUSD
     return cap
 
 
-def _weight(given: int | str, location: tuple[str | int, ...], source: _Source) -> Fraction:
+def _weight(given: int | str, location: tuple[str | int, ...], source: RunFile) -> Fraction:
     try:
         weight = Decimal(given)
     except InvalidOperation:
