@@ -1,5 +1,6 @@
 """Prompts to rows: generate, resume, judge, export."""
 
+from quantroute._rowfile import read_rows
 from quantroute.generation._allocation import Allocation, Claim, allocate
 from quantroute.generation._census import Census, take_census
 from quantroute.generation._config import DatasetSettings, Mode, RunConfig
@@ -32,7 +33,6 @@ from quantroute.generation._report import Progress, RunReport, StopReason, trunc
 from quantroute.generation._rows import RowCounts, RowStore, StoredRun
 from quantroute.generation._run import DEFAULT_DRAIN_S, Run
 from quantroute.generation._spec import DatasetSpec, RunSpec, load_run_spec, policy_class
-from quantroute.generation._writers import read_rows
 
 __all__ = [
     "DEFAULT_DRAIN_S",

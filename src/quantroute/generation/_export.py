@@ -12,6 +12,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from quantroute._rowfile import manifest_path as manifest_path_of
 from quantroute._version import __version__
 from quantroute.clock import Clock, SystemClock
 from quantroute.errors import ConfigurationError, DatasetError
@@ -104,7 +105,7 @@ async def export_rows(
     chosen = frozenset(classes)
     form = _format_of(path, format)
     partial_path = path.with_name(f"{path.stem}.partial.jsonl") if partial else None
-    manifest_path = path.with_name(f"{path.name}.manifest.json")
+    manifest_path = manifest_path_of(path)
     for target in (path, partial_path, manifest_path):
         if target is not None and target.exists() and not overwrite:
             raise DatasetError(

@@ -1,22 +1,20 @@
-"""Files of rows: JSONL and Parquet, written a batch at a time and read back alike."""
+"""Files of rows: JSONL and Parquet, written a batch at a time."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import IO, Any, Final, Protocol
 
-from quantroute.errors import ConfigurationError, DatasetError
+from quantroute._rowfile import LOOSE_FIELDS, pyarrow
+from quantroute.errors import ConfigurationError
 from quantroute.generation._rowdata import encode_line
 
-__all__ = ["HashingFile", "JsonlWriter", "ParquetWriter", "RowWriter", "read_rows"]
+__all__ = ["HashingFile", "JsonlWriter", "ParquetWriter", "RowWriter"]
 
 _ROWS_PER_GROUP: Final = 1_000
 _BYTES_PER_GROUP: Final = 64 * 2**20
-_LOOSE: Final = ("precision", "sampling")
-"""Objects without a fixed form travel through Parquet as JSON text."""
 
 
 class RowWriter(Protocol):
@@ -81,7 +79,7 @@ class ParquetWriter:
     """
 
     def __init__(self, file: HashingFile) -> None:
-        arrow, parquet = _pyarrow()
+        arrow, parquet = pyarrow()
         self._arrow = arrow
         self._schema = _schema(arrow)
         self._writer = parquet.ParquetWriter(file, self._schema, compression="zstd")
@@ -115,48 +113,9 @@ class ParquetWriter:
         self._writer.write_table(table)
 
 
-def read_rows(path: Path | str) -> Iterator[dict[str, Any]]:
-    """The rows of an exported file, JSONL or Parquet (by its ending), as equal dictionaries.
-
-    Raises:
-        DatasetError: a line that is not a row.
-    """
-    path = Path(path)
-    if path.suffix == ".parquet":
-        yield from _read_parquet(path)
-        return
-    with path.open("rb") as file:
-        for number, raw in enumerate(file, start=1):
-            try:
-                row = json.loads(raw)
-            except ValueError as error:
-                raise DatasetError(
-                    path=str(path), line=number, problem=f"not a row ({error}); export again"
-                ) from None
-            yield row
-
-
-def _read_parquet(path: Path) -> Iterator[dict[str, Any]]:
-    _, parquet = _pyarrow()
-    with parquet.ParquetFile(path) as file:
-        for batch in file.iter_batches(batch_size=64):
-            for row in batch.to_pylist():
-                yield _from_columns(row)
-
-
 def _to_columns(row: Mapping[str, Any]) -> dict[str, Any]:
-    turns = [turn | {name: _dump(turn[name]) for name in _LOOSE} for turn in row["turns"]]
+    turns = [turn | {name: _dump(turn[name]) for name in LOOSE_FIELDS} for turn in row["turns"]]
     return {**row, "turns": turns, "metadata": _dump(row["metadata"])}
-
-
-def _from_columns(row: dict[str, Any]) -> dict[str, Any]:
-    for turn in row["turns"]:
-        for name in _LOOSE:
-            turn[name] = json.loads(turn[name])
-    for message in row["messages"]:
-        if message["role"] != "assistant":  # the column is there for all, the field is not
-            del message["reasoning"]
-    return row | {"metadata": json.loads(row["metadata"])}
 
 
 def _dump(value: object) -> str:
@@ -215,14 +174,3 @@ def _schema(arrow: Any) -> Any:
             "metadata": text,
         }
     )
-
-
-def _pyarrow() -> tuple[Any, Any]:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError:
-        raise ConfigurationError(
-            "Parquet needs pyarrow: pip install 'quantroute[parquet]', or export as JSONL"
-        ) from None
-    return pyarrow, pyarrow.parquet
