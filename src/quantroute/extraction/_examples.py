@@ -43,9 +43,9 @@ class TokenSettings:
         thinking: "auto" goes by how each answer was asked for; "on" and "off" say that the provider
             did so whatever was asked.
         max_tokens: longest example, prompt included; longer ones are refused, or cut at the end.
-        special_text: letters of control tokens in a text "text" keeps as letters, "refuse" leaves
-            the example out, "control" makes control tokens of them, as servers do that encode the
-            rendered prompt in one go.
+        special_text: letters of control tokens in a prompt's texts: "text" keeps them as letters,
+            "refuse" leaves the example out, "control" makes control tokens of them, as servers do
+            that encode the rendered prompt in one go. In answers they always stay letters.
         min_reasoning_share: least share of the billed reasoning tokens that must be there.
         verify: also compare with the template's own rendering of the answer, where it shows it.
         think_opener, think_closer, end_token: see `probe_template`.
@@ -129,11 +129,10 @@ class _Refused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Draft:
-    """An example in text. `thought` is its reasoning alone, for counting."""
+    """An example in text."""
 
     prompt: Marked
     completion: Marked
-    thought: Marked
     lookalikes: bool
     default_system: bool
 
@@ -150,14 +149,14 @@ class _Maker:
             text
             for draft in drafts
             if isinstance(draft, _Draft)
-            for text in (draft.prompt, draft.completion, draft.thought)
+            for text in (draft.prompt, draft.completion)
         ]
         encoded = iter(self.tokenizer.encode(texts))
         for turn, draft in zip(turns, drafts, strict=True):
             try:
                 if isinstance(draft, _Refused):
                     raise draft
-                yield self._example(turn, draft, next(encoded), next(encoded), next(encoded))
+                yield self._example(turn, draft, next(encoded), next(encoded))
             except _Refused as refused:
                 yield Refusal(
                     reason=refused.reason, problem=refused.problem, provenance=turn.provenance()
@@ -187,7 +186,7 @@ class _Maker:
         completion = self._completion(turn, form, mode)
         prompt = self._prompt(before, form, switches)
         if self.settings.verify:
-            self._verify(turn, before, switches, prompt.text, completion.text)
+            self._verify(turn, form, before, switches, prompt.text + completion.text)
         contents = [text for item in before for text in _texts(item)]
         contents += [turn.content, turn.reasoning or ""]
         lookalikes = any(map(self.tokenizer.has_control, contents))
@@ -197,7 +196,6 @@ class _Maker:
         return _Draft(
             prompt=prompt,
             completion=completion,
-            thought=Marked.join((turn.reasoning or "", True)),
             lookalikes=lookalikes,
             default_system=self.profile.default_system is not None and not own_system,
         )
@@ -237,7 +235,7 @@ class _Maker:
                 )
             raise _Refused(
                 RefusalReason.NO_REASONING_FORM,
-                "the template does not say how reasoning is written; set think_opener, think_closer",
+                "the template does not tell how reasoning is written; set think_closer",
             )
         return _with_reasoning(turn, form.reasoning, end)
 
@@ -275,7 +273,7 @@ class _Maker:
     def _marked_prompt(
         self, before: list[dict[str, Any]], switches: Mapping[str, Any], text: str
     ) -> Marked:
-        """The prompt with letters of control tokens marked, found by rendering stand-ins for them."""
+        """With letters of control tokens marked, found by rendering stand-ins for them."""
         stand_ins = {
             token: _STAND_IN.format(index) for index, token in enumerate(self.tokenizer.control)
         }
@@ -288,10 +286,8 @@ class _Maker:
         ]
         rendered = self.tokenizer.render(marked, prompt=True, switches=switches)
         token_of = {stand_in: token for token, stand_in in stand_ins.items()}
-        parts = []
-        for part in _split(rendered, token_of):
-            parts.append((token_of.get(part, part), part in token_of))
-        found = Marked.join(*parts)
+        pieces = _split(rendered, token_of)
+        found = Marked.join(*((token_of.get(piece, piece), piece in token_of) for piece in pieces))
         if found.text != text:
             raise _Refused(
                 RefusalReason.SPECIAL_TEXT,
@@ -309,21 +305,20 @@ class _Maker:
     def _verify(
         self,
         turn: Turn,
+        form: Form,
         before: list[dict[str, Any]],
         switches: Mapping[str, Any],
-        prompt: str,
-        completion: str,
+        own: str,
     ) -> None:
-        """Compare with the finished rendering, where the template shows reasoning in it."""
-        if turn.reasoning and self.profile.rerender is not Rerender.KEPT:
-            return
-        if not turn.content:
+        """Compare with the finished rendering, where the template shows the whole answer in it."""
+        is_shown = not turn.reasoning or self.profile.rerender is Rerender.KEPT
+        if not (form.is_prefix and is_shown and turn.content):
             return
         answer = {"role": "assistant", "content": turn.content}
         if turn.reasoning:
             answer[self.profile.reasoning_field] = turn.reasoning
         finished = self.tokenizer.render([*before, answer], prompt=False, switches=switches)
-        if not _bare(finished).startswith(_bare(prompt + completion)):
+        if not _bare(finished).startswith(_bare(own)):
             raise _Refused(
                 RefusalReason.NOT_A_PREFIX,
                 "prompt and answer are no beginning of the finished conversation as the template "
@@ -338,15 +333,12 @@ class _Maker:
         draft: _Draft,
         prompt: list[int] | Unencodable,
         completion: list[int] | Unencodable,
-        thought: list[int] | Unencodable,
     ) -> Example:
-        for found in (prompt, completion, thought):
-            if isinstance(found, Unencodable):
-                raise _Refused(RefusalReason.UNENCODABLE, str(found))
-        assert isinstance(prompt, list)
-        assert isinstance(completion, list)
-        assert isinstance(thought, list)
-        self._check_shown(turn, len(thought))
+        if isinstance(prompt, Unencodable):
+            raise _Refused(RefusalReason.UNENCODABLE, f"prompt: {prompt}")
+        if isinstance(completion, Unencodable):
+            raise _Refused(RefusalReason.UNENCODABLE, f"answer: {completion}")
+        self._check_shown(turn, len(completion))
         length = len(prompt) + len(completion)
         limit = self.settings.max_tokens or length
         if length > limit and (self.settings.too_long == "refuse" or len(prompt) >= limit):
@@ -366,12 +358,15 @@ class _Maker:
             },
         )
 
-    def _check_shown(self, turn: Turn, own_tokens: int) -> None:
+    def _check_shown(self, turn: Turn, completion_tokens: int) -> None:
+        """Whether the reasoning is all there: what is left of our count without the answer's."""
         billed = turn.record.get("reasoning_tokens") or 0
+        answer_tokens = max(0, (turn.record.get("output_tokens") or 0) - billed)
+        own_tokens = max(0, completion_tokens - answer_tokens)
         if turn.reasoning and own_tokens < self.settings.min_reasoning_share * billed:
             raise _Refused(
                 RefusalReason.REASONING_SUMMARISED,
-                f"{billed} tokens of reasoning were billed, the text has {own_tokens}",
+                f"{billed} tokens of reasoning were billed, the text has about {own_tokens}",
             )
 
 

@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
+from quantroute.errors import ConfigurationError
+
 __all__ = ["KIMI_STYLE_TEMPLATE", "write_kimi_style_tokenizer"]
 
 _SPECIAL: Final = (
@@ -83,10 +85,14 @@ def write_kimi_style_tokenizer(
 
     Args:
         corpus: texts like those that the target will read and write.
-        vocab_size: of letters and pieces, control tokens included; at least 271.
+        vocab_size: at most so many tokens, control tokens included; at least 271.
+    Raises:
+        ConfigurationError: the vocabulary is too small for all bytes.
     Returns:
         The folder; `TargetTokenizer.load` and `AutoTokenizer` take it.
     """
+    if vocab_size < (least := 256 + len(_SPECIAL) + len(_THINK)):
+        raise ConfigurationError(f"vocab_size must be at least {least}, not {vocab_size}")
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -101,12 +107,9 @@ def write_kimi_style_tokenizer(
     inner.train_from_iterator(corpus, trainer)
     inner.add_special_tokens([AddedToken(token, normalized=False) for token in _SPECIAL])
     inner.add_tokens([AddedToken(token, normalized=False, special=False) for token in _THINK])
+    roles = {"bos_token": "[BOS]", "eos_token": "<|im_end|>", "pad_token": "[PAD]"}
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=inner,
-        bos_token="[BOS]",
-        eos_token="<|im_end|>",
-        pad_token="[PAD]",
-        clean_up_tokenization_spaces=False,
+        tokenizer_object=inner, clean_up_tokenization_spaces=False, **roles
     )
     tokenizer.chat_template = template
     tokenizer.save_pretrained(folder)

@@ -63,12 +63,12 @@ def read_row_files(paths: Iterable[Path | str]) -> Iterator[dict[str, Any]]:
     Raises:
         DatasetError: a file is missing, damaged, or not the one its manifest speaks of.
     """
-    paths = [Path(path) for path in paths]
-    for path in paths:
+    files = [Path(path) for path in paths]
+    for path in files:
         if not path.is_file():
             raise DatasetError(path=str(path), problem="no such file; export the rows first")
         read_manifest(path)
-    for path in paths:
+    for path in files:
         yield from read_rows(path)
 
 

@@ -5,8 +5,8 @@ the model had to write itself, and which token ended its turn. None of it is gue
 template is rendered with marks (USER, ANSWER, THOUGHT below) and the result is taken apart:
 
     prompt     ...USER...<|im_assistant|>assistant<|im_middle|><think>
-    finished   ...USER...<|im_assistant|>assistant<|im_middle|><think>THOUGHT</think>ANSWER<|im_end|>
-                                                                      ^ the model's part
+    finished   ...USER...<|im_assistant|>assistant<|im_middle|><think>THOUGHT</think>ANSWER...
+                                                 what the model wrote ^
 
 A prompt that is a beginning of the finished rendering shows the model's part exactly. Where the
 template hides the thinking of a finished answer, an answer with a tool call may still show it;
@@ -72,6 +72,8 @@ class Form:
         plain_lead: what the model writes before an answer without reasoning (usually nothing);
             None if the prompt is no beginning of such a rendering.
         plain_is_prompted: whether an answer without reasoning is what this prompt asks for.
+        is_prefix: whether prompts are beginnings of finished conversations as the template writes
+            them, so that one can be compared with the other.
         found_by: how `reasoning` became known.
     """
 
@@ -80,6 +82,7 @@ class Form:
     reasoning: ModelPart | None
     plain_lead: str | None
     plain_is_prompted: bool
+    is_prefix: bool
     found_by: str
 
 
@@ -93,9 +96,9 @@ class TemplateProfile:
         has_effort: whether it reads `reasoning_effort`.
         reasoning_field: under which name messages carry reasoning into it.
         end: the token that ends an answer, written by the model.
-        default_system: the system prompt it supplies where none is given; None if it supplies none.
+        default_system: the system prompt it supplies where none is given, if it does.
         rerender: see `Rerender`; anything but KEPT spoils training on re-rendered conversations.
-        history_keeps_reasoning: whether earlier answers are shown to the model with their reasoning.
+        history_keeps_reasoning: whether the model sees the reasoning of its earlier answers.
         notes: what a person should know.
     """
 
@@ -234,7 +237,8 @@ class _Probe:
     ) -> Iterator[str]:
         """Renderings of an answer with reasoning: as it is, and with a tool call to keep it new."""
         answer = self.answer(thought=True, field=field)
-        for arguments in (None, {}, "{}"):
+        attempts: tuple[Any, ...] = (None, {}, "{}")
+        for arguments in attempts:
             call = {"name": "f", "arguments": arguments}
             calls = [{"id": "functions.f:0", "type": "function", "function": call}]
             message = answer if arguments is None else {**answer, "tool_calls": calls}
@@ -257,20 +261,11 @@ def _switches(switch: tuple[str, ...], mode: str) -> dict[str, Any]:
 def _form(probe: _Probe, switches: Mapping[str, Any], given: tuple[str | None, str | None]) -> Form:
     prompt = probe.prompt(switches)
     part, found_by = _reasoning_part(probe, prompt, switches)
-    opener, closer = given
-    if opener is not None or closer is not None:
-        if part is None and closer is None:
-            raise ConfigurationError("think_opener needs think_closer: the template shows neither")
-        known = part or ModelPart("", "")
-        part, found_by = (
-            ModelPart(
-                known.opener if opener is None else opener,
-                known.closer if closer is None else closer,
-            ),
-            "settings",
-        )
+    if given != (None, None):
+        part, found_by = _overridden(part, *given), "settings"
     tail = prompt[prompt.rindex(_USER) + len(_USER) :]
     lead = _lead(probe, prompt, switches)
+    is_prefix = lead is not None and found_by != "settings"
     if lead is None and part is None and _is_closed(tail):
         lead = ""
     return Form(
@@ -279,7 +274,18 @@ def _form(probe: _Probe, switches: Mapping[str, Any], given: tuple[str | None, s
         reasoning=part,
         plain_lead=lead,
         plain_is_prompted=lead is not None and part is None,
+        is_prefix=is_prefix,
         found_by=found_by,
+    )
+
+
+def _overridden(part: ModelPart | None, opener: str | None, closer: str | None) -> ModelPart:
+    """The part as the settings say, and as found where they say nothing."""
+    if part is None and closer is None:
+        raise ConfigurationError("think_opener needs think_closer: the template shows neither")
+    known = part or ModelPart("", "")
+    return ModelPart(
+        known.opener if opener is None else opener, known.closer if closer is None else closer
     )
 
 

@@ -1,4 +1,4 @@
-"""The target's own tokenizer, from a local folder: renders prompts, and keeps text apart from control.
+"""The target's own tokenizer, from a local folder: renders prompts, keeps text apart from control.
 
 A control token is an added token of the tokenizer, special or not. Where a user or the model merely
 wrote its letters, they stay letters: `Marked` text says which parts are such text.
