@@ -86,7 +86,11 @@ def parts(profile: TemplateProfile, mode: str) -> tuple[str, str, str] | None:
                 "<|channel|>analysis<|message|>",
                 "<|end|><|start|>assistant<|channel|>final<|message|>",
             ),
-            None,
+            (
+                "<|end|><|start|>assistant",
+                "<|channel|>analysis<|message|>",
+                "<|end|><|start|>assistant<|channel|>final<|message|>",
+            ),
             Rerender.KEPT,
         ),
         (CHATML, (), None, None, Rerender.UNKNOWN_TO_IT),
@@ -104,8 +108,7 @@ def test_each_family_shows_what_the_model_writes_itself(
     profile = profile_of(tmp_path, template)
     assert profile.switch == switch
     assert parts(profile, "thinking") == thinking
-    if template != CHANNELS:
-        assert parts(profile, "instant") == instant
+    assert parts(profile, "instant") == instant
     assert profile.rerender is rerender
     assert not profile.history_keeps_reasoning or template == CHANNELS
 

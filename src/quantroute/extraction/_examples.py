@@ -30,8 +30,6 @@ from quantroute.extraction._tokens_report import Refusal, RefusalReason, TokensR
 __all__ = ["TokenSettings", "examples_from_rows"]
 
 _BATCH_TURNS: Final = 256
-#: Stands for the letters of a control token in a content while a template is rendered.
-_STAND_IN: Final = "\ue0f0{}\ue0f1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,10 +239,10 @@ class _Maker:
 
     def _plain_lead(self, turn: Turn, form: Form, mode: str) -> str:
         """What the model wrote before an answer without reasoning."""
-        if form.plain_is_prompted and form.plain_lead is not None:
-            return form.plain_lead
         if turn.record.get("reasoning_tokens"):
             raise _Refused(RefusalReason.REASONING_HIDDEN, "reasoning was billed but not shown")
+        if form.plain_is_prompted and form.plain_lead is not None:
+            return form.plain_lead
         if mode != "instant":
             raise _Refused(
                 RefusalReason.REASONING_MISSING, "no reasoning, though the prompt asks for thinking"
@@ -274,21 +272,19 @@ class _Maker:
         self, before: list[dict[str, Any]], switches: Mapping[str, Any], text: str
     ) -> Marked:
         """With letters of control tokens marked, found by rendering stand-ins for them."""
-        stand_ins = {
-            token: _STAND_IN.format(index) for index, token in enumerate(self.tokenizer.control)
-        }
-        marked = [
+        mark = _unused_letter(text)
+        tokens = list(self.tokenizer.control)
+        stand_ins = {token: f"{mark}{place}{mark}" for place, token in enumerate(tokens)}
+        replaced = [
             {
                 name: value if name == "role" else self._replaced(value, stand_ins)
                 for name, value in item.items()
             }
             for item in before
         ]
-        rendered = self.tokenizer.render(marked, prompt=True, switches=switches)
-        token_of = {stand_in: token for token, stand_in in stand_ins.items()}
-        pieces = _split(rendered, token_of)
-        found = Marked.join(*((token_of.get(piece, piece), piece in token_of) for piece in pieces))
-        if found.text != text:
+        rendered = self.tokenizer.render(replaced, prompt=True, switches=switches)
+        found = _restored(rendered.split(mark), tokens)
+        if found is None or found.text != text:
             raise _Refused(
                 RefusalReason.SPECIAL_TEXT,
                 "the template treats letters of control tokens in a text in a way of its own",
@@ -412,19 +408,22 @@ def _texts(message: Mapping[str, Any]) -> list[str]:
     return [value for name, value in message.items() if name != "role"]
 
 
-def _split(text: str, marks: Mapping[str, str]) -> Iterator[str]:
-    """The text in pieces, each a mark or free of marks."""
-    at = 0
-    while (start := text.find(_STAND_IN[0], at)) >= 0:
-        end = text.find(_STAND_IN[-1], start) + 1
-        if end and text[start:end] in marks:
-            yield text[at:start]
-            yield text[start:end]
-            at = end
-        else:
-            yield text[at : start + 1]
-            at = start + 1
-    yield text[at:]
+def _unused_letter(text: str) -> str:
+    """A private-use letter that does not occur."""
+    return next(letter for letter in map(chr, range(0xE000, 0xF900)) if letter not in text)
+
+
+def _restored(pieces: list[str], tokens: list[str]) -> Marked | None:
+    """The text again, every second piece being the place of a token; None if one is not."""
+    places = {str(place): token for place, token in enumerate(tokens)}
+    if len(pieces) % 2 == 0 or any(piece not in places for piece in pieces[1::2]):
+        return None
+    return Marked.join(
+        *(
+            (places[piece], True) if number % 2 else (piece, False)
+            for number, piece in enumerate(pieces)
+        )
+    )
 
 
 def _bare(text: str) -> str:
