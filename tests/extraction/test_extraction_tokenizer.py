@@ -126,19 +126,20 @@ def test_the_identity_changes_with_the_files_and_not_with_their_place(tmp_path: 
     assert one.template_sha256 == other.template_sha256
 
 
-def test_a_tokenizer_that_marks_beginnings_of_texts_cannot_keep_them_apart(tmp_path: Path) -> None:
-    """Metaspace puts a blank before a text; pieces of a text would each get one."""
+def test_a_mark_of_beginnings_is_not_put_before_an_answer(tmp_path: Path) -> None:
+    """Metaspace puts a letter before a text as a whole; a completion only goes on with one."""
     folder = letters_tokenizer(tmp_path, CHATML)
     path = folder / "tokenizer.json"
     form = json.loads(path.read_text())
-    form["normalizer"] = {"type": "Prepend", "prepend": "_"}
+    mark = {"type": "Metaspace", "replacement": "_", "prepend_scheme": "first", "split": False}
+    form["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [mark, form["pre_tokenizer"]]}
     path.write_text(json.dumps(form))
     tokenizer = TargetTokenizer.load(folder)
-    plain = Marked.join(("<|im_start|>user\n", False), ("Hi", True))
-    tricky = Marked.join(("<|im_start|>user\n", False), ("Hi<eos>", True))
-    ids, problem = tokenizer.encode([plain, tricky])
-    assert isinstance(ids, list)
-    assert tokenizer.separates_text or isinstance(problem, Unencodable)
+    assert tokenizer.encode([Marked("Hi")]) == [[ord(letter) for letter in "_Hi"]]
+    assert tokenizer.encode_after([Marked("Hi")]) == [[ord("H"), ord("i")]]
+    # Parts of a text would each be marked: such a tokenizer cannot keep letters apart.
+    (problem,) = tokenizer.encode_after([Marked.join(("Hi<eos>", True))])
+    assert isinstance(problem, Unencodable)
 
 
 def test_a_vocabulary_without_room_for_all_bytes_is_refused(tmp_path: Path) -> None:

@@ -143,18 +143,14 @@ class _Maker:
 
     def make(self, turns: list[Turn]) -> Iterator[Example | Refusal]:
         drafts = [self._draft_or_reason(turn) for turn in turns]
-        texts = [
-            text
-            for draft in drafts
-            if isinstance(draft, _Draft)
-            for text in (draft.prompt, draft.completion)
-        ]
-        encoded = iter(self.tokenizer.encode(texts))
+        kept = [draft for draft in drafts if isinstance(draft, _Draft)]
+        prompts = iter(self.tokenizer.encode([draft.prompt for draft in kept]))
+        completions = iter(self.tokenizer.encode_after([draft.completion for draft in kept]))
         for turn, draft in zip(turns, drafts, strict=True):
             try:
                 if isinstance(draft, _Refused):
                     raise draft
-                yield self._example(turn, draft, next(encoded), next(encoded))
+                yield self._example(turn, draft, next(prompts), next(completions))
             except _Refused as refused:
                 yield Refusal(
                     reason=refused.reason, problem=refused.problem, provenance=turn.provenance()

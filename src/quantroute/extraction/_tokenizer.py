@@ -92,6 +92,7 @@ class TargetTokenizer:
         by_length = sorted(self.control, key=len, reverse=True)
         self._control = re.compile("|".join(map(re.escape, by_length)) if by_length else r"(?!)")
         self._backend = _backend(tokenizer)
+        self._anchor = self._needed_anchor()
         self.separates_text = self._can_separate()
 
     @classmethod
@@ -168,6 +169,20 @@ class TargetTokenizer:
     def controls(self, text: str) -> Iterator[re.Match[str]]:
         """Where letters of control tokens stand."""
         return self._control.finditer(text)
+
+    def encode_after(self, texts: Sequence[Marked]) -> list[list[int] | Unencodable]:
+        """As `encode`, for texts that something comes before: none begins a text of its own."""
+        if self._anchor is None:
+            return self.encode(texts)
+        anchor = self._anchor
+        moved = [
+            Marked(
+                anchor + item.text,
+                tuple((start + len(anchor), end + len(anchor)) for start, end in item.plain),
+            )
+            for item in texts
+        ]
+        return [ids if isinstance(ids, Unencodable) else ids[1:] for ids in self.encode(moved)]
 
     def encode(self, texts: Sequence[Marked]) -> list[list[int] | Unencodable]:
         """Ids of each text, without anything added; text and control are told apart.
@@ -256,6 +271,14 @@ class TargetTokenizer:
             return list(self._hf.encode(text, add_special_tokens=False))
         except (UnicodeError, TypeError, ValueError) as error:
             return _unencodable(error)
+
+    def _needed_anchor(self) -> str | None:
+        """A control token to put first, if the tokenizer marks the beginning of a text (`▁`)."""
+        for token, number in self.control.items():
+            alone, after = self._encode_whole(["a", f"{token}a"])
+            if isinstance(alone, list) and isinstance(after, list) and after[:1] == [number]:
+                return None if after[1:] == alone else token
+        return None
 
     def _can_separate(self) -> bool:
         """Whether both ways of encoding agree where there is nothing to tell apart."""
