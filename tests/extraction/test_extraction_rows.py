@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -50,21 +49,3 @@ async def test_a_file_that_its_manifest_does_not_speak_of_is_refused(tmp_path: P
         file.write(b"\n")
     with pytest.raises(DatasetError, match="export again"):
         next(read_row_files([path]))
-
-
-@pytest.mark.parametrize("text", ["{", "[]", '{"rows": 1}'])
-def test_a_damaged_manifest_is_an_error(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "rows.jsonl"
-    path.write_text("{}\n")
-    assert read_manifest(path) is None
-    assert list(read_row_files([path])) == [{}]
-    (tmp_path / "rows.jsonl.manifest.json").write_text(text)
-    with pytest.raises(DatasetError, match="manifest"):
-        read_manifest(path)
-
-
-def test_a_missing_file_is_an_error_before_any_row(tmp_path: Path) -> None:
-    good = tmp_path / "a.jsonl"
-    good.write_text(json.dumps({"id": "x"}) + "\n")
-    with pytest.raises(DatasetError, match="no such file"):
-        next(read_row_files([good, tmp_path / "b.jsonl"]))
