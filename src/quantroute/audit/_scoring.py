@@ -1,0 +1,100 @@
+"""Logits to scores: the one place where the audit touches a vocabulary."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from quantroute.audit._claim import SamplingClaim
+from quantroute.audit._scores import TEMPERATURE_FACTORS, RowScores
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["score_logits"]
+
+#: Tokens x vocabulary that are worked on at once: 32 Mi floats are 128 MiB a copy.
+_CELLS_AT_ONCE: Final = 32 * 2**20
+
+
+def score_logits(logits: torch.Tensor, ids: torch.Tensor, claim: SamplingClaim) -> RowScores:
+    """Score generated tokens.
+
+    Args:
+        logits: [T, V], row t being the target's logits for the place of `ids[t]`.
+        ids: int64 [T], the generated tokens.
+        claim: the sampling that was asked for.
+    """
+    import torch
+
+    rows = max(1, _CELLS_AT_ONCE // max(1, logits.shape[-1]))
+    parts: list[dict[str, torch.Tensor]] = []
+    with torch.inference_mode():
+        for start in range(0, ids.shape[0], rows):
+            part = logits[start : start + rows].to(torch.float32)
+            parts.append(_score(part, ids[start : start + rows], claim))
+    columns: dict[str, Any] = {
+        name: torch.cat([part[name] for part in parts], dim=-1).double().cpu().numpy()
+        for name in parts[0]
+    }
+    return RowScores(position=np.arange(ids.shape[0], dtype=np.float64), **columns)
+
+
+def _score(
+    logits: torch.Tensor, ids: torch.Tensor, claim: SamplingClaim
+) -> dict[str, torch.Tensor]:
+    import torch
+
+    plain = _log_odds(logits, claim, claim.temperature)
+    surprise, entropy = _surprise_and_entropy(plain, ids)
+    own = plain.gather(-1, ids[:, None])
+    odds = plain.exp()
+    likelier = torch.where(plain > own, odds, 0).sum(-1)
+    same = torch.where(plain == own, odds, 0).sum(-1)
+    second = torch.where(odds > 0, odds * plain.square(), 0).sum(-1)
+    heated = [
+        _surprise_and_entropy(_log_odds(logits, claim, claim.temperature * factor), ids)
+        if factor != 1.0
+        else (surprise, entropy)
+        for factor in TEMPERATURE_FACTORS
+    ]
+    return {
+        "surprise": surprise,
+        "entropy": entropy,
+        "varentropy": (second - entropy.square()).clamp_min(0),
+        "above": torch.where(own[:, 0].isinf(), 1.0, likelier),
+        "mass": torch.where(own[:, 0].isinf(), 0.0, same),
+        "heated_surprise": torch.stack([item[0] for item in heated]),
+        "heated_entropy": torch.stack([item[1] for item in heated]),
+    }
+
+
+def _surprise_and_entropy(
+    log_odds: torch.Tensor, ids: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    import torch
+
+    odds = log_odds.exp()
+    entropy = -torch.where(odds > 0, odds * log_odds, 0).sum(-1)
+    return -log_odds.gather(-1, ids[:, None])[:, 0], entropy
+
+
+def _log_odds(logits: torch.Tensor, claim: SamplingClaim, temperature: float) -> torch.Tensor:
+    """Log probabilities [T, V] as the engine samples them; -inf where it does not."""
+    import torch
+
+    scaled = logits / temperature
+    if claim.top_k and claim.top_k < scaled.shape[-1]:
+        least = scaled.topk(claim.top_k, dim=-1).values[:, -1:]
+        scaled = scaled.masked_fill(scaled < least, -torch.inf)
+    if claim.top_p < 1:
+        odds, order = scaled.softmax(-1).sort(dim=-1, descending=True)
+        before = odds.cumsum(-1) - odds  # a token stays if those before it do not reach top_p yet
+        drop = torch.zeros_like(before, dtype=torch.bool).scatter(-1, order, before >= claim.top_p)
+        scaled = scaled.masked_fill(drop, -torch.inf)
+    if claim.min_p > 0:
+        odds = scaled.softmax(-1)
+        least = odds.amax(-1, keepdim=True) * claim.min_p
+        scaled = scaled.masked_fill(odds < least, -torch.inf)
+    return scaled.log_softmax(-1)
