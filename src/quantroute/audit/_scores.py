@@ -30,7 +30,8 @@ class RowScores:
         mass: [T] probability of x_t (with its ties).
         position: [T] place within the answer, from 0.
         heated_surprise, heated_entropy: [G, T] the same at `TEMPERATURE_FACTORS` times the claimed
-            temperature.
+            temperature, among the tokens that the claim allows: a nucleus that moved along would
+            select the tokens it is judged by.
     """
 
     surprise: Floats

@@ -46,7 +46,7 @@ def _score(
 ) -> dict[str, torch.Tensor]:
     import torch
 
-    plain = _log_odds(logits, claim, claim.temperature)
+    plain = _log_odds(logits, claim)
     surprise, entropy = _surprise_and_entropy(plain, ids)
     own = plain.gather(-1, ids[:, None])
     odds = plain.exp()
@@ -54,9 +54,7 @@ def _score(
     same = torch.where(plain == own, odds, 0).sum(-1)
     second = torch.where(odds > 0, odds * plain.square(), 0).sum(-1)
     heated = [
-        _surprise_and_entropy(_log_odds(logits, claim, claim.temperature * factor), ids)
-        if factor != 1.0
-        else (surprise, entropy)
+        _surprise_and_entropy((plain / factor).log_softmax(-1), ids)
         for factor in TEMPERATURE_FACTORS
     ]
     return {
@@ -80,11 +78,11 @@ def _surprise_and_entropy(
     return -log_odds.gather(-1, ids[:, None])[:, 0], entropy
 
 
-def _log_odds(logits: torch.Tensor, claim: SamplingClaim, temperature: float) -> torch.Tensor:
+def _log_odds(logits: torch.Tensor, claim: SamplingClaim) -> torch.Tensor:
     """Log probabilities [T, V] as the engine samples them; -inf where it does not."""
     import torch
 
-    scaled = logits / temperature
+    scaled = logits / claim.temperature
     if claim.top_k and claim.top_k < scaled.shape[-1]:
         least = scaled.topk(claim.top_k, dim=-1).values[:, -1:]
         scaled = scaled.masked_fill(scaled < least, -torch.inf)

@@ -177,7 +177,9 @@ def outside_test(rows: Sequence[RowScores], *, allowed_share: float) -> Outside:
 def fit_temperature(rows: Sequence[RowScores]) -> TemperatureFit:
     """Maximum likelihood over the scored temperatures, by a quadratic through the best three."""
     factors = np.array(TEMPERATURE_FACTORS)
-    curves = np.stack([-_finite(row.heated_surprise).sum(-1) for row in rows])  # [R, G]
+    curves = np.stack(
+        [-row.heated_surprise[:, np.isfinite(row.surprise)].sum(-1) for row in rows]
+    )  # [R, G]
     total = curves.sum(0)
     best = int(total.argmax())
     middle = min(max(best, 1), len(factors) - 2)
@@ -211,11 +213,10 @@ def strata_test(rows: Sequence[RowScores], *, factor: float, by: str) -> Strata:
     change of temperature leaves it zero within every group as well.
     """
     every = joined(rows)
-    surprise = _at(every.heated_surprise, factor)
-    gap = surprise - _at(every.heated_entropy, factor)
-    allowed = np.isfinite(gap)
-    key = every.position if by == "position" else every.entropy
-    gap, key = gap[allowed], key[allowed]
+    allowed = np.isfinite(every.surprise)
+    surprise = _at(every.heated_surprise[:, allowed], factor)
+    gap = surprise - _at(every.heated_entropy[:, allowed], factor)
+    key = (every.position if by == "position" else every.entropy)[allowed]
     if by == "position":
         edges = np.array(_POSITIONS, dtype=np.float64)
     else:
@@ -274,11 +275,6 @@ def _interval(sums: Floats, counts: Floats, *, seed: int) -> tuple[float, float]
     means = sums[chosen].sum(-1) / np.maximum(1, counts[chosen].sum(-1))
     low, high = np.quantile(means, (0.025, 0.975))
     return float(low), float(high)
-
-
-def _finite(heated: Floats) -> Floats:
-    """Without the tokens that some scored temperature forbids: all curves over the same tokens."""
-    return heated[:, np.isfinite(heated).all(0)]
 
 
 def _at(heated: Floats, factor: float) -> Floats:
