@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from quantroute._version import __version__
-from quantroute.cli import _endpoints, _export, _generate, _plan, _simulate, _status
+from quantroute.cli import _endpoints, _export, _generate, _plan, _serve, _simulate, _status
 from quantroute.cli._exit import ExitCode, code_for
 from quantroute.cli._log import configure_logging
 from quantroute.cli._wording import explain
@@ -48,6 +48,7 @@ app.command("generate")(_generate.generate)
 app.command("status")(_status.status)
 app.command("reconcile")(_status.reconcile)
 app.command("export")(_export.export)
+app.command("serve")(_serve.serve)
 app.command("simulate")(_simulate.simulate)
 
 
