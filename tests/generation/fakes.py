@@ -18,7 +18,15 @@ from quantroute.client import (
     Provenance,
     RowRefused,
 )
-from quantroute.domain import Endpoint, Pricing, Quantization, Quote, Sampling, TokenUsage
+from quantroute.domain import (
+    Endpoint,
+    EndpointKey,
+    Pricing,
+    Quantization,
+    Quote,
+    Sampling,
+    TokenUsage,
+)
 from quantroute.errors import QuantrouteError
 from quantroute.generation import Prompt, RunConfig
 from quantroute.ledger import Basis, BudgetLedger, Charge, EntryId
@@ -85,6 +93,10 @@ class FakeClient:
     peak_live: int = 0
     live: int = 0
     reason: QuantrouteError | None = None
+    verdicts: list[bool] = field(default_factory=list)
+
+    def judged(self, endpoint: EndpointKey, *, accepted: bool) -> None:
+        self.verdicts.append(accepted)
 
     async def quote(self, model: str, sampling: Sampling) -> Quote | None:
         return ENDPOINT.pricing.quote()

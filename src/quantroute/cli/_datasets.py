@@ -14,7 +14,7 @@ from rich.progress import Progress as Bar
 
 from quantroute.cli._exit import ExitCode
 from quantroute.cli._job import RECORDS_WITHIN_S, Outcome
-from quantroute.cli._output import rows_lines, say, show
+from quantroute.cli._output import print_quality, rows_lines, say, show
 from quantroute.cli._plan import opened_client, show_plan
 from quantroute.cli._rundir import RunFolder
 from quantroute.cli._service import Target
@@ -212,6 +212,7 @@ def print_datasets(job: DatasetsJob, outcome: DatasetsOutcome) -> None:
         )
     for line in rows_lines(report.run.counts):
         say(line)
+    print_quality(report.run.endpoints, report.run.alarms)
     for item in report.datasets:
         reached = "has all that was wanted" if item.is_reached else "is short of what was wanted"
         say(

@@ -6,7 +6,15 @@ from typing import Any, Final
 
 from quantroute.cli._exit import ExitCode
 from quantroute.cli._job import Job, Outcome
-from quantroute.cli._output import counts_data, rows_lines, say, show, statement_data
+from quantroute.cli._output import (
+    counts_data,
+    print_quality,
+    quality_data,
+    rows_lines,
+    say,
+    show,
+    statement_data,
+)
 from quantroute.cli._wording import as_options
 from quantroute.generation import RowClass, RunReport, StopReason
 from quantroute.money import format_usd
@@ -46,6 +54,7 @@ def print_outcome(job: Job, outcome: Outcome) -> None:
         )
     for line in rows_lines(report.counts):
         say(line)
+    print_quality(report.endpoints, report.alarms)
     for line in _remarks(job, report):
         say(line)
     say(_closing_line(job, report), bold=True)
@@ -123,4 +132,5 @@ def outcome_data(outcome: Outcome) -> dict[str, Any]:
         "eligible": [str(endpoint.key) for endpoint in outcome.bound.eligible],
         "by_endpoint": statement_data(outcome.statement),
         "rows": counts_data(report.counts),
+        **quality_data(report.endpoints, report.alarms),
     }

@@ -18,7 +18,7 @@ from quantroute.domain import Endpoint, EndpointKey, Provider, Quote, Sampling
 from quantroute.errors import NoEligibleEndpoint, RegistryError
 from quantroute.policy import BoundPolicy, ExclusionPolicy, Precision, pinned_preferences
 from quantroute.registry import EndpointList, ProviderRegistry
-from quantroute.routing import Candidate, in_order
+from quantroute.routing import Candidate, EndpointEconomy
 
 __all__ = ["Catalogue", "Offers", "TooLong"]
 
@@ -56,6 +56,7 @@ class Catalogue:
     registry: ProviderRegistry
     policy: ExclusionPolicy
     clock: Clock
+    economy: EndpointEconomy = field(default_factory=EndpointEconomy)
     _offers: dict[tuple[str, frozenset[str]], Offers] = field(default_factory=dict, init=False)
     _output_share: dict[str, float] = field(default_factory=dict, init=False)
     _refreshed_at_s: dict[str, float] = field(default_factory=dict, init=False)
@@ -88,7 +89,7 @@ class Catalogue:
         return known
 
     def candidates(self, offers: Offers, request: ChatRequest) -> tuple[Candidate, ...]:
-        """Endpoints among `offers` that may serve `request`, cheapest first.
+        """Endpoints among `offers` that may serve `request`, cheapest per accepted row first.
 
         Raises:
             NoEligibleEndpoint: the policy excludes every endpoint.
@@ -98,22 +99,28 @@ class Catalogue:
             raise NoEligibleEndpoint(model=request.model, reasons=offers.bound.reasons())
         input_tokens = input_bound_tokens(request.messages)
         share = self._output_share.get(request.model, _EXPECTED_SHARE)
-        found = [
-            Candidate(
-                endpoint=endpoint,
-                expected_pusd=quote.cost_pusd(
-                    input_tokens=input_tokens // _BYTES_PER_TOKEN,
-                    output_tokens=int(max_tokens * share),
-                ),
-                worst_pusd=quote.cost_pusd(input_tokens=input_tokens, output_tokens=max_tokens),
-                max_tokens=max_tokens,
+        found = []
+        for endpoint, quote in offers.quotes:
+            max_tokens = _max_tokens(endpoint, request, input_tokens)
+            if max_tokens <= 0:
+                continue
+            attempt_pusd = quote.cost_pusd(
+                input_tokens=input_tokens // _BYTES_PER_TOKEN,
+                output_tokens=int(max_tokens * share),
             )
-            for endpoint, quote in offers.quotes
-            if (max_tokens := _max_tokens(endpoint, request, input_tokens)) > 0
-        ]
+            found.append(
+                Candidate(
+                    endpoint=endpoint,
+                    # Not an amount of money but a rank: nothing is posted from it.
+                    expected_pusd=int(attempt_pusd * self.economy.factor(endpoint.key)),
+                    worst_pusd=quote.cost_pusd(input_tokens=input_tokens, output_tokens=max_tokens),
+                    max_tokens=max_tokens,
+                    attempt_pusd=attempt_pusd,
+                )
+            )
         if not found:
             raise TooLong(_why_too_long(offers.quotes, request, input_tokens))
-        return in_order(found)
+        return self.economy.ordered(found)
 
     def learn(self, request: ChatRequest, output_tokens: int) -> None:
         """Note how much of its limit an answer used, for the expected cost of the next."""

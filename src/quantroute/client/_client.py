@@ -31,7 +31,7 @@ from quantroute.client._retry import RetryPolicy
 from quantroute.client._row import RowRun
 from quantroute.client._transport import Timeouts, Transport
 from quantroute.clock import Clock, SystemClock
-from quantroute.domain import Message, Quote, Sampling
+from quantroute.domain import EndpointKey, Message, Quote, Sampling
 from quantroute.errors import (
     ConfigurationError,
     InvalidResponse,
@@ -46,6 +46,7 @@ from quantroute.policy import BoundPolicy, ExclusionPolicy
 from quantroute.registry import ProviderRegistry
 from quantroute.routing import (
     BreakerSettings,
+    EndpointCost,
     EndpointReport,
     LimitSettings,
     Router,
@@ -334,6 +335,18 @@ class Client:
         """Price ceilings of the cheapest endpoint that may serve; None if there is none."""
         offers = await self._opened().catalogue.offers(model, sampling or Sampling())
         return offers.cheapest
+
+    def judged(self, endpoint: EndpointKey, *, accepted: bool) -> None:
+        """Tell what became of an answer from `endpoint`: whether it is one that was wanted.
+
+        Routing then prefers endpoints by the cost of an accepted row, not of an attempt. Optional:
+        without it only bills are compared. About a microsecond.
+        """
+        self._opened().catalogue.economy.judged(endpoint, accepted=accepted)
+
+    def endpoint_costs(self) -> tuple[EndpointCost, ...]:
+        """What routing has learnt of each endpoint that answered: spend and acceptance."""
+        return self._opened().catalogue.economy.costs()
 
     def endpoint_reports(self) -> tuple[EndpointReport, ...]:
         """State of each endpoint that had requests: limit, breaker, counts."""

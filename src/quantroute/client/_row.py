@@ -133,9 +133,12 @@ class RowRun:
         )
         if outcome.kind is Kind.ANSWER:
             answer = self._answer(lease.candidate, exchange, settlement, flags, offers)
+            self._learn(lease.candidate, answer)
             return await self._settle_answer(answer, entry_id, settlement)
         await self._apply(entry_id, settlement, generation_id=exchange.reply.generation_id)
-        self._count_error(settlement, is_limit=outcome.feedback is not Feedback.FAULT)
+        self._count_error(
+            settlement, lease.candidate, is_limit=outcome.feedback is not Feedback.FAULT
+        )
         return outcome
 
     async def _admit(self, candidates: Sequence[Candidate]) -> tuple[Lease, EntryId]:
@@ -214,7 +217,7 @@ class RowRun:
         self._release(lease, outcome)
         settlement: Settlement = Hold(error.problem) if error.maybe_billed else Void(error.problem)
         await self._apply(entry_id, settlement)
-        self._count_error(settlement)
+        self._count_error(settlement, lease.candidate)
         return outcome
 
     def _release(self, lease: Lease, outcome: Classified, *, is_mismatch: bool = False) -> None:
@@ -343,13 +346,28 @@ class RowRun:
 
     # -- between attempts -------------------------------------------------------------------------
 
-    def _count_error(self, settlement: Settlement, *, is_limit: bool = False) -> None:
+    def _learn(self, candidate: Candidate, answer: Answer) -> None:
+        """What an answer cost, for the ranking; the share that is not billed yet as expected."""
+        cost_pusd = candidate.attempt_pusd if answer.cost_pusd is None else answer.cost_pusd
+        self.engine.catalogue.economy.answered(
+            candidate.endpoint.key, expected_pusd=candidate.attempt_pusd, billed_pusd=cost_pusd
+        )
+
+    def _count_error(
+        self, settlement: Settlement, candidate: Candidate, *, is_limit: bool = False
+    ) -> None:
         if not is_limit:
             self._errors += 1
-        may_cost = isinstance(settlement, Hold) or (
-            isinstance(settlement, Post) and settlement.charge.amount_pusd > 0
-        )
-        self._paid_errors += may_cost
+        match settlement:
+            case Hold():  # nobody knows: what the attempt was expected to cost is likely gone
+                lost_pusd = candidate.attempt_pusd
+                self._paid_errors += 1
+            case Post(charge) if charge.amount_pusd > 0:
+                lost_pusd = charge.amount_pusd
+                self._paid_errors += 1
+            case _:
+                return
+        self.engine.catalogue.economy.wasted(candidate.endpoint.key, billed_pusd=lost_pusd)
 
     async def _after(self, outcome: Classified) -> Completion | None:
         """None to try again (after waiting), or what the row ends with."""

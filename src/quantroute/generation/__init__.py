@@ -1,6 +1,7 @@
 """Prompts to rows: generate, resume, judge, export."""
 
 from quantroute._rowfile import read_rows
+from quantroute.generation._alarms import EndpointQuality, QualityAlarm, quality_alarms
 from quantroute.generation._allocation import Allocation, Claim, allocate
 from quantroute.generation._census import Census, take_census
 from quantroute.generation._config import DatasetSettings, Mode, RunConfig
@@ -17,7 +18,7 @@ from quantroute.generation._datasets import (
 from quantroute.generation._expect import Expectation
 from quantroute.generation._export import ExportReport, export_rows
 from quantroute.generation._feed import Feed, FeedProgress, Purse, Target
-from quantroute.generation._measure import Accepted, Standing, read_standings
+from quantroute.generation._measure import Accepted, Standing, read_qualities, read_standings
 from quantroute.generation._plan import DatasetPlan, Demand, Plan, PlannedEndpoint
 from quantroute.generation._planner import make_plan
 from quantroute.generation._prompts import (
@@ -50,6 +51,7 @@ __all__ = [
     "DatasetsProgress",
     "DatasetsReport",
     "Demand",
+    "EndpointQuality",
     "Expectation",
     "ExportReport",
     "Feed",
@@ -61,6 +63,7 @@ __all__ = [
     "Progress",
     "Prompt",
     "Purse",
+    "QualityAlarm",
     "RowClass",
     "RowCounts",
     "RowState",
@@ -87,6 +90,8 @@ __all__ = [
     "policy_class",
     "probe_run",
     "read_prompts",
+    "quality_alarms",
+    "read_qualities",
     "read_rows",
     "read_standings",
     "run_datasets",

@@ -19,7 +19,7 @@ from quantroute.client import (
     input_bound_tokens,
 )
 from quantroute.clock import Clock
-from quantroute.domain import Message, Quote, Sampling, canonical_json
+from quantroute.domain import EndpointKey, Message, Quote, Sampling, canonical_json
 from quantroute.errors import BudgetExceeded, QuantrouteError
 from quantroute.generation._config import RunConfig
 from quantroute.generation._limits import OutputLimits, remaining_pusd
@@ -58,6 +58,9 @@ class ChatClient(Protocol):
     async def quote(self, model: str, sampling: Sampling) -> Quote | None:
         """Price ceilings of the cheapest endpoint that may serve such requests."""
 
+    def judged(self, endpoint: EndpointKey, *, accepted: bool) -> None:
+        """Hear whether an answer from `endpoint` is one that was wanted."""
+
 
 def account_of(config: RunConfig, dataset: str) -> Account:
     """The account that pays for a dataset of a run."""
@@ -72,6 +75,7 @@ class Conversation:
         done: the stored row, if some turns are in already; the first that is missing is next.
         redo: classes of answers that are to be had anew, and everything after them.
         on_answer: told of each answer that came in.
+        on_verdict: told of each that is final, not cut by a limit of ours.
         limits: the dataset's output limits, which may be below the run's while money is short.
     """
 
@@ -82,6 +86,7 @@ class Conversation:
     row: RowId
     clock: Clock
     on_answer: Callable[[TurnRecord], None]
+    on_verdict: Callable[[TurnRecord], None]
     limits: OutputLimits
     done: StoredRow | None = None
     redo: Set[RowClass] = frozenset()
@@ -211,6 +216,11 @@ class Conversation:
                 self.run_id, self.row, record, state=RowState.OPEN, row_class=None
             )
         self._cut_at_tokens = None
+        # Not told of answers that a limit of ours has cut: that is no fault of the endpoint.
+        self.on_verdict(record)
+        self.client.judged(
+            answer.provenance.endpoint.key, accepted=record.row_class is RowClass.GOOD
+        )
         self._chain.append(record)
         state = self._state()
         row_class = self._row_class() if state is RowState.FINISHED else None

@@ -16,6 +16,7 @@ from quantroute.errors import (
     QuantrouteError,
     RegistryError,
 )
+from quantroute.generation._alarms import EndpointQuality, QualityAlarm
 from quantroute.generation._quality import RowClass
 from quantroute.generation._records import RowState, TurnRecord
 from quantroute.generation._rows import RowCounts
@@ -72,7 +73,7 @@ class Progress:
 
     Attributes: `finished` rows with an end of their own, `resumed` rows that were
     done before, `duplicates` prompts that occurred before in this run, `live` rows under way,
-    `classes` answers per class.
+    `classes` answers per class, `alarms` endpoints that are worse than the others.
     """
 
     finished: int
@@ -85,6 +86,7 @@ class Progress:
     output_tokens: int
     classes: Mapping[RowClass, int]
     is_stopping: bool
+    alarms: tuple[QualityAlarm, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +97,7 @@ class RunReport:
     the other figures are of this start. `strays` are stored rows that no prompt of this start asked
     for (the prompt file was changed); None if not all prompts were read. `cut_off` rows were still
     under way when the time to drain was over; what was in flight the ledger holds as unknown.
+    `endpoints` are of the whole run, `alarms` of this start.
     """
 
     run: str
@@ -111,6 +114,8 @@ class RunReport:
     counts: tuple[RowCounts, ...]
     spent_pusd: int
     elapsed_s: float
+    endpoints: tuple[EndpointQuality, ...] = ()
+    alarms: tuple[QualityAlarm, ...] = ()
 
     @property
     def is_complete(self) -> bool:
@@ -154,7 +159,9 @@ class Tally:
         self.classes[record.row_class] += 1
         self.output_tokens += record.output_tokens or 0
 
-    def progress(self, *, live: int, is_stopping: bool) -> Progress:
+    def progress(
+        self, *, live: int, is_stopping: bool, alarms: tuple[QualityAlarm, ...] = ()
+    ) -> Progress:
         """A frozen copy."""
         return Progress(
             finished=self.ends[RowState.FINISHED],
@@ -167,4 +174,5 @@ class Tally:
             output_tokens=self.output_tokens,
             classes=dict(self.classes),
             is_stopping=is_stopping,
+            alarms=alarms,
         )

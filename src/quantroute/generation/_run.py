@@ -18,11 +18,13 @@ from quantroute.errors import (
     DatasetError,
     QuantrouteError,
 )
+from quantroute.generation._alarms import QualityBook
 from quantroute.generation._collector import calm_collector
 from quantroute.generation._config import RunConfig
 from quantroute.generation._conversation import ChatClient, Conversation, account_of
 from quantroute.generation._feed import Feed
 from quantroute.generation._limits import OutputLimits
+from quantroute.generation._measure import read_qualities
 from quantroute.generation._prompts import Prompt
 from quantroute.generation._quality import RowClass
 from quantroute.generation._records import RowState, TurnRecord, digest
@@ -108,6 +110,7 @@ class Run:
         self._begun: set[bytes] = set()
         self._capped: dict[Account, BudgetExceeded] = {}
         self._tally = Tally()
+        self._quality = QualityBook()
         self._live: set[asyncio.Task[None]] = set()
         self._most_live = max(2, _LIVE_ROWS_PER_SLOT * client.max_in_flight)
         self._room = asyncio.Semaphore(self._most_live)
@@ -332,6 +335,7 @@ class Run:
                 row=row,
                 clock=self._clock,
                 on_answer=functools.partial(self._count_answer, feed),
+                on_verdict=self._count_verdict,
                 limits=self._limits_of(row.prompt.dataset),
                 done=done,
                 redo=self._redo,
@@ -352,10 +356,27 @@ class Run:
         feed.count_answer(record)
         self._show()
 
+    def _count_verdict(self, record: TurnRecord) -> None:
+        """Answers that say something about their endpoint: not those that a limit of ours cut."""
+        for alarm in self._quality.count(record):
+            log.warning(
+                "endpoint worse than the others",
+                endpoint=alarm.endpoint,
+                row_class=alarm.row_class.value,
+                answers=alarm.answers,
+                hits=alarm.hits,
+                other_answers=alarm.other_answers,
+                other_hits=alarm.other_hits,
+            )
+
     def _show(self) -> None:
         if self._on_progress is not None:
             self._on_progress(
-                self._tally.progress(live=len(self._live), is_stopping=self._stop.is_set())
+                self._tally.progress(
+                    live=len(self._live),
+                    is_stopping=self._stop.is_set(),
+                    alarms=tuple(self._quality.alarms),
+                )
             )
 
     # -- stopping ---------------------------------------------------------------------------------
@@ -423,6 +444,10 @@ class Run:
             counts=await self._rows.counts(stored.run_id),
             spent_pusd=self.client.ledger.balance(Account(stored.name)).posted_pusd,
             elapsed_s=elapsed_s,
+            endpoints=await read_qualities(
+                self.client.ledger, run=stored.name, run_id=stored.run_id
+            ),
+            alarms=tuple(self._quality.alarms),
         )
 
 

@@ -1,6 +1,7 @@
 """Which allowed endpoint takes the next request: price, room, health. Pure."""
 
 from quantroute.routing._breaker import Breaker, BreakerSettings, BreakerState
+from quantroute.routing._economy import EndpointCost, EndpointEconomy
 from quantroute.routing._limit import AdaptiveLimit, LimitSettings
 from quantroute.routing._router import (
     Candidate,
@@ -17,6 +18,8 @@ __all__ = [
     "BreakerSettings",
     "BreakerState",
     "Candidate",
+    "EndpointCost",
+    "EndpointEconomy",
     "EndpointReport",
     "Feedback",
     "Lease",

@@ -31,14 +31,16 @@ class Feedback(enum.Enum):
 class Candidate:
     """An endpoint that may serve a request, with what the request would cost there.
 
-    Units: pico-dollars. `expected_pusd` orders candidates; `worst_pusd` is what is reserved.
-    `max_tokens` is the output limit to send.
+    Units: pico-dollars. `expected_pusd` orders candidates: what one *accepted* row is expected to
+    cost. `attempt_pusd` is what the price list lets one expect of one attempt, 0 if nobody learns
+    from it; `worst_pusd` is what is reserved. `max_tokens` is the output limit to send.
     """
 
     endpoint: Endpoint
     expected_pusd: int
     worst_pusd: int
     max_tokens: int
+    attempt_pusd: int = 0
 
 
 @dataclass(frozen=True, slots=True)
