@@ -37,6 +37,7 @@ from quantroute.generation import (
     policy_class,
 )
 from quantroute.money import cap_pusd
+from quantroute.routing import RoutingMode
 
 Opening = Callable[[], AbstractAsyncContextManager[Target]]
 
@@ -117,6 +118,13 @@ def generate(
     max_in_flight: Annotated[
         int, typer.Option(min=1, help="Requests on the wire at once.")
     ] = DEFAULT_MAX_IN_FLIGHT,
+    routing: Annotated[
+        RoutingMode,
+        typer.Option(
+            help="Who chooses the endpoint of a request among those allowed: quantroute, pinned "
+            "and by the cost of an accepted row, or the service, delegated."
+        ),
+    ] = RoutingMode.PINNED,
     simulate: Annotated[
         bool,
         typer.Option(
@@ -199,6 +207,7 @@ def generate(
         policy=policy,
         cap=cap,
         max_in_flight=max_in_flight,
+        routing=routing,
         redo=classes,
         retry_refused=retry_refused,
         elastic_limits=elastic_limits,

@@ -28,6 +28,7 @@ from quantroute.ledger import Balance, BudgetLedger, StatementLine
 from quantroute.policy import BoundPolicy, ExclusionPolicy
 from quantroute.registry import ProviderRegistry
 from quantroute.report import verdict_table
+from quantroute.routing import RoutingMode
 
 __all__ = [
     "RECORDS_WITHIN_S",
@@ -51,6 +52,7 @@ class Job:
     policy: ExclusionPolicy
     cap: str | None
     max_in_flight: int
+    routing: RoutingMode
     redo: frozenset[RowClass]
     retry_refused: bool
     elastic_limits: bool
@@ -120,6 +122,7 @@ async def perform(job: Job, target: Target) -> Outcome:
                 key=target.key,
                 registry=registry,
                 max_in_flight=job.max_in_flight,
+                routing=job.routing,
             ) as client,
         ):
             return await _run(job, target, client, bound)

@@ -147,6 +147,7 @@ async def opened_client(
             policy=run.policy,
             registry=registry,
             max_in_flight=run.max_in_flight,
+            routing=run.routing,
             **service,
         )
         yield await stack.enter_async_context(client)

@@ -2,6 +2,7 @@
 
 from quantroute.client._body import input_bound_tokens
 from quantroute.client._client import DEFAULT_MAX_IN_FLIGHT, Client
+from quantroute.client._delegated import DELEGATED
 from quantroute.client._outcome import (
     Answer,
     Answered,
@@ -17,6 +18,7 @@ from quantroute.client._retry import RetryPolicy
 from quantroute.client._transport import Timeouts
 
 __all__ = [
+    "DELEGATED",
     "DEFAULT_MAX_IN_FLIGHT",
     "Answer",
     "AnswerSink",

@@ -12,13 +12,14 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from quantroute.client._body import input_bound_tokens
+from quantroute.client._delegated import Pauses, Pool
 from quantroute.client._outcome import ChatRequest
 from quantroute.clock import Clock
 from quantroute.domain import Endpoint, EndpointKey, Provider, Quote, Sampling
 from quantroute.errors import NoEligibleEndpoint, RegistryError
 from quantroute.policy import BoundPolicy, ExclusionPolicy, Precision, pinned_preferences
 from quantroute.registry import EndpointList, ProviderRegistry
-from quantroute.routing import Candidate, EndpointEconomy
+from quantroute.routing import Candidate, EndpointEconomy, RoutingMode
 
 __all__ = ["Catalogue", "Offers", "TooLong"]
 
@@ -44,9 +45,25 @@ class Offers:
     policy: ExclusionPolicy
     bound: BoundPolicy
     quotes: tuple[tuple[Endpoint, Quote], ...]
-    cheapest: Quote | None  # by its output
+    cheapest: Quote | None  # by its output; of all together if the service chooses
     precisions: Mapping[EndpointKey, Precision]
     pins: Mapping[EndpointKey, Mapping[str, Any]]  # the `provider` object that pins each endpoint
+    # Delegated routing: one for each set of endpoints that some request can be sent to.
+    pools: dict[tuple[EndpointKey, ...], Pool] = field(default_factory=dict)
+
+    def preferences(self, candidate: Candidate) -> Mapping[str, Any]:
+        """The `provider` object to send."""
+        if candidate.members:
+            return self.pools[candidate.members].preferences
+        return self.pins[candidate.endpoint.key]
+
+    def pool(self, endpoints: Sequence[Endpoint]) -> tuple[tuple[EndpointKey, ...], Pool]:
+        """These endpoints as one, and the key it is kept under."""
+        key = tuple([item.key for item in endpoints])
+        pool = self.pools.get(key)
+        if pool is None:
+            pool = self.pools[key] = Pool.of(self.bound, endpoints)
+        return key, pool
 
 
 @dataclass(slots=True)
@@ -56,7 +73,9 @@ class Catalogue:
     registry: ProviderRegistry
     policy: ExclusionPolicy
     clock: Clock
+    mode: RoutingMode = RoutingMode.PINNED
     economy: EndpointEconomy = field(default_factory=EndpointEconomy)
+    pauses: Pauses = field(default_factory=Pauses)
     _offers: dict[tuple[str, frozenset[str]], Offers] = field(default_factory=dict, init=False)
     _output_share: dict[str, float] = field(default_factory=dict, init=False)
     _refreshed_at_s: dict[str, float] = field(default_factory=dict, init=False)
@@ -99,11 +118,15 @@ class Catalogue:
             raise NoEligibleEndpoint(model=request.model, reasons=offers.bound.reasons())
         input_tokens = input_bound_tokens(request.messages)
         share = self._output_share.get(request.model, _EXPECTED_SHARE)
+        fitting = [
+            (endpoint, quote, max_tokens)
+            for endpoint, quote in offers.quotes
+            if (max_tokens := _max_tokens(endpoint, request, input_tokens)) > 0
+        ]
+        if not fitting:
+            raise TooLong(_why_too_long(offers.quotes, request, input_tokens))
         found = []
-        for endpoint, quote in offers.quotes:
-            max_tokens = _max_tokens(endpoint, request, input_tokens)
-            if max_tokens <= 0:
-                continue
+        for endpoint, quote, max_tokens in fitting:
             attempt_pusd = quote.cost_pusd(
                 input_tokens=input_tokens // _BYTES_PER_TOKEN,
                 output_tokens=int(max_tokens * share),
@@ -118,9 +141,27 @@ class Catalogue:
                     attempt_pusd=attempt_pusd,
                 )
             )
-        if not found:
-            raise TooLong(_why_too_long(offers.quotes, request, input_tokens))
+        if self.mode is RoutingMode.DELEGATED:
+            return (self._pooled(offers, found, input_tokens),)
         return self.economy.ordered(found)
+
+    def _pooled(self, offers: Offers, found: Sequence[Candidate], input_tokens: int) -> Candidate:
+        """One candidate for all: at the lowest output limit, lest the service drop some of them."""
+        endpoints = [item.endpoint for item in found]
+        rested = self.pauses.rested(endpoints, self.clock.now_s()) or endpoints
+        if len(rested) < len(found):
+            keys = {item.key for item in rested}
+            found = [item for item in found if item.endpoint.key in keys]
+        members, pool = offers.pool(rested)
+        max_tokens = min(item.max_tokens for item in found)
+        return Candidate(
+            endpoint=pool.endpoint,
+            expected_pusd=sum(item.expected_pusd for item in found) // len(found),
+            worst_pusd=pool.quote.cost_pusd(input_tokens=input_tokens, output_tokens=max_tokens),
+            max_tokens=max_tokens,
+            attempt_pusd=sum(item.attempt_pusd for item in found) // len(found),
+            members=members,
+        )
 
     def learn(self, request: ChatRequest, output_tokens: int) -> None:
         """Note how much of its limit an answer used, for the expected cost of the next."""
@@ -160,19 +201,24 @@ class Catalogue:
         )
         now = datetime.fromtimestamp(self.clock.time_s(), UTC)
         bound = policy.bind(listing.endpoints, providers=providers, at=now, must_match=must_match)
+        is_delegated = self.mode is RoutingMode.DELEGATED
         quotes = tuple(
             (endpoint, endpoint.pricing.quote())
-            for endpoint in bound.eligible
+            for endpoint in (bound.delegable if is_delegated else bound.eligible)
             if endpoint.pricing.is_bounded
         )
+        cheapest = min(
+            (quote for _, quote in quotes), key=lambda quote: quote.output_pusd, default=None
+        )
+        if is_delegated and quotes:
+            # The service may choose the dearest, so that is what has to be affordable.
+            cheapest = Pool.of(bound, [endpoint for endpoint, _ in quotes]).quote
         return Offers(
             listing=listing,
             policy=policy,
             bound=bound,
             quotes=quotes,
-            cheapest=min(
-                (quote for _, quote in quotes), key=lambda quote: quote.output_pusd, default=None
-            ),
+            cheapest=cheapest,
             precisions={verdict.endpoint.key: verdict.precision for verdict in bound.verdicts},
             pins={endpoint.key: pinned_preferences(endpoint, policy) for endpoint, _ in quotes},
         )

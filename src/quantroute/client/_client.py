@@ -50,6 +50,7 @@ from quantroute.routing import (
     EndpointReport,
     LimitSettings,
     Router,
+    RoutingMode,
 )
 from quantroute.secrets import EnvKey
 
@@ -83,6 +84,8 @@ class Client:
         key: names the environment variable that holds the API key, read at each request.
         registry: the catalogue; by default one of `service` with a lifetime of five minutes.
         max_in_flight: requests on the wire at once, all endpoints together.
+        routing: "pinned" (we choose the endpoint of each request) or "delegated" (the service
+            balances among all that the policy allows); see docs/design/0008-routing.md.
         timeouts, retry, limits, breakers: see their classes.
         clock, rng: seams for tests.
     """
@@ -99,6 +102,7 @@ class Client:
         key: EnvKey | None = None,
         registry: ProviderRegistry | None = None,
         max_in_flight: int = DEFAULT_MAX_IN_FLIGHT,
+        routing: RoutingMode | str = RoutingMode.PINNED,
         timeouts: Timeouts | None = None,
         retry: RetryPolicy | None = None,
         limits: LimitSettings | None = None,
@@ -115,6 +119,7 @@ class Client:
                 "a hard cap is required: cap_usd='5.00', or cap_usd=NO_CAP to spend without limit"
             )
         self.max_in_flight = max_in_flight
+        self.routing = _mode(routing)
         self.policy = _with_names(policy or ExclusionPolicy(), exclude=exclude, only=only)
         self.service = service or Service()
         self.key = key or EnvKey()
@@ -205,7 +210,12 @@ class Client:
         )
         self._engine = Engine(
             ledger=ledger,
-            catalogue=Catalogue(registry=self._registry, policy=self.policy, clock=self._clock),
+            catalogue=Catalogue(
+                registry=self._registry,
+                policy=self.policy,
+                clock=self._clock,
+                mode=self.routing,
+            ),
             dispatcher=Dispatcher(router, self._clock),
             transport=transport,
             retry=self._retry,
@@ -408,6 +418,14 @@ def _with_names(
     return dataclasses.replace(
         policy, exclude=(*policy.exclude, *exclude), only=(*policy.only, *only)
     )
+
+
+def _mode(given: RoutingMode | str) -> RoutingMode:
+    try:
+        return RoutingMode(given)
+    except ValueError:
+        known = ", ".join(repr(item.value) for item in RoutingMode)
+        raise ConfigurationError(f"routing must be one of {known}, not {given!r}") from None
 
 
 def _failure(gave_up: GaveUp) -> QuantrouteError:

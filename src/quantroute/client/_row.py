@@ -15,11 +15,13 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from typing import Final
 
 from quantroute._log import get_logger
 from quantroute.client._body import encode_body
 from quantroute.client._catalogue import Offers, TooLong
 from quantroute.client._classify import Classified, Kind, classify
+from quantroute.client._delegated import Served, served_of
 from quantroute.client._engine import Engine
 from quantroute.client._outcome import (
     Answer,
@@ -34,7 +36,7 @@ from quantroute.client._outcome import (
 from quantroute.client._retry import Retry, next_step
 from quantroute.client._settlement import Hold, Post, Settlement, Void, settle
 from quantroute.client._transport import Exchange
-from quantroute.domain import EndpointKey
+from quantroute.domain import EndpointKey, Quantization
 from quantroute.errors import (
     AccountError,
     BudgetError,
@@ -46,7 +48,7 @@ from quantroute.errors import (
     TransportError,
 )
 from quantroute.ledger import EntryId
-from quantroute.policy import served_by
+from quantroute.policy import Precision, served_by
 from quantroute.routing import Candidate, Feedback, Lease
 from quantroute.secrets import EnvKey
 from quantroute.storage import Work
@@ -54,6 +56,8 @@ from quantroute.storage import Work
 __all__ = ["RowRun"]
 
 log = get_logger("quantroute.client")
+
+_NO_PRECISION: Final = Precision(quantization=Quantization.UNKNOWN, source="none")
 
 
 @dataclass(slots=True)
@@ -124,15 +128,20 @@ class RowRun:
         stopper = self._stopper(outcome)
         if stopper is not None:  # before the slot is free: else the next row would go the same way
             self.engine.stop_admitting(stopper)
-        flags = self._served_flags(lease.candidate, exchange)
-        self._release(lease, outcome, is_mismatch="served_mismatch" in flags)
+        served = self._served(lease.candidate, exchange, offers)
+        self._release(
+            lease,
+            outcome,
+            is_mismatch="served_mismatch" in served.flags,
+            is_elsewhere=self._rests(lease, outcome, exchange, offers),
+        )
         settlement = settle(
             exchange.reply,
-            pricing=lease.candidate.endpoint.pricing,
+            pricing=served.pricing,
             when=datetime.fromtimestamp(self.engine.clock.time_s(), UTC),
         )
         if outcome.kind is Kind.ANSWER:
-            answer = self._answer(lease.candidate, exchange, settlement, flags, offers)
+            answer = self._answer(lease.candidate, exchange, settlement, served, offers)
             self._learn(lease.candidate, answer)
             return await self._settle_answer(answer, entry_id, settlement)
         await self._apply(entry_id, settlement, generation_id=exchange.reply.generation_id)
@@ -197,7 +206,7 @@ class RowRun:
         body = encode_body(
             self.request,
             max_tokens=candidate.max_tokens,
-            preferences=offers.pins[candidate.endpoint.key],
+            preferences=offers.preferences(candidate),
         )
         return await engine.transport.post(
             "/chat/completions",
@@ -220,9 +229,18 @@ class RowRun:
         self._count_error(settlement, lease.candidate)
         return outcome
 
-    def _release(self, lease: Lease, outcome: Classified, *, is_mismatch: bool = False) -> None:
+    def _release(
+        self,
+        lease: Lease,
+        outcome: Classified,
+        *,
+        is_mismatch: bool = False,
+        is_elsewhere: bool = False,
+    ) -> None:
         # An endpoint that is served by somebody else is as useless as one that is down.
         feedback = Feedback.FAULT if is_mismatch else outcome.feedback
+        if is_elsewhere:
+            feedback = Feedback.NEUTRAL
         if feedback is Feedback.FAULT:
             key = lease.candidate.endpoint.key
             self._faults_at[key] = self._faults_at.get(key, 0) + 1
@@ -293,22 +311,49 @@ class RowRun:
             case Hold(reason):
                 await ledger.hold(entry_id, reason=reason, generation_id=generation_id, also=also)
 
-    def _served_flags(self, candidate: Candidate, exchange: Exchange) -> tuple[str, ...]:
-        reply = exchange.reply
-        if reply.error is not None or not reply.has_choice:
-            return ()
-        return served_by(candidate.endpoint, provider_name=reply.provider, model=reply.model)
+    def _served(self, candidate: Candidate, exchange: Exchange, offers: Offers) -> Served:
+        """Who served, checked against who was asked; of an error nobody asks."""
+        reply, endpoint = exchange.reply, candidate.endpoint
+        is_answer = reply.error is None and reply.has_choice
+        if candidate.members and is_answer:
+            served = served_of(
+                offers.pools[candidate.members],
+                offers.precisions,
+                provider_name=reply.provider,
+                model=reply.model,
+            )
+            self.engine.catalogue.pauses.answered(served.endpoint)
+            return served
+        flags: tuple[str, ...] = ()
+        if is_answer:
+            flags = served_by(endpoint, provider_name=reply.provider, model=reply.model)
+        precision = offers.precisions.get(endpoint.key, _NO_PRECISION)
+        return Served(endpoint=endpoint, precision=precision, pricing=endpoint.pricing, flags=flags)
+
+    def _rests(self, lease: Lease, outcome: Classified, exchange: Exchange, offers: Offers) -> bool:
+        """Whether a 429 of one company of a pool leaves others who may be asked at once."""
+        error, members = exchange.reply.error, lease.candidate.members
+        if outcome.kind is not Kind.RATE_LIMITED or not members or error is None:
+            return False
+        pauses, now_s = self.engine.catalogue.pauses, self.engine.clock.now_s()
+        pauses.note(
+            error.provider_name or "",
+            sent_at_s=lease.sent_at_s,
+            now_s=now_s,
+            retry_after_s=outcome.retry_after_s,
+        )
+        return bool(pauses.rested([endpoint for endpoint, _ in offers.quotes], now_s))
 
     def _answer(
         self,
         candidate: Candidate,
         exchange: Exchange,
         settlement: Settlement,
-        flags: tuple[str, ...],
+        served: Served,
         offers: Offers,
     ) -> Answer:
         reply = exchange.reply
-        more: list[str] = [*flags, *reply.flags]
+        more: list[str] = [*served.flags, *reply.flags]
         if reply.usage is None:
             more.append("usage_missing")
         elif reply.usage.contradictions:
@@ -331,8 +376,8 @@ class RowRun:
             usage=reply.usage,
             cost_pusd=cost_pusd,
             provenance=Provenance(
-                endpoint=candidate.endpoint,
-                precision=offers.precisions[candidate.endpoint.key],
+                endpoint=served.endpoint,
+                precision=served.precision,
                 generation_id=reply.generation_id,
                 served_provider=reply.provider,
                 served_model=reply.model,
@@ -350,7 +395,9 @@ class RowRun:
         """What an answer cost, for the ranking; the share that is not billed yet as expected."""
         cost_pusd = candidate.attempt_pusd if answer.cost_pusd is None else answer.cost_pusd
         self.engine.catalogue.economy.answered(
-            candidate.endpoint.key, expected_pusd=candidate.attempt_pusd, billed_pusd=cost_pusd
+            answer.provenance.endpoint.key,
+            expected_pusd=candidate.attempt_pusd,
+            billed_pusd=cost_pusd,
         )
 
     def _count_error(

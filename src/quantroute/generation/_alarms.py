@@ -24,9 +24,10 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
+from quantroute.client import DELEGATED
 from quantroute.generation._quality import RowClass
 from quantroute.generation._records import TurnRecord
 
@@ -257,17 +258,25 @@ def with_spending(
         spent_pusd: posted per endpoint, attempts without an answer included (pico-dollars).
     """
     by_name = {item.endpoint: item for item in qualities}
+    spent = dict(spent_pusd)
+    if DELEGATED in spent:  # entries are written before anybody serves: rows say who it was
+        explained = sum(
+            max(0, item.answered_pusd - spent.get(name, 0)) for name, item in by_name.items()
+        )
+        spent[DELEGATED] = max(0, spent[DELEGATED] - explained)
     rows = []
-    for endpoint in sorted(by_name.keys() | spent_pusd.keys()):
-        known = by_name.get(endpoint)
+    for endpoint in sorted(by_name.keys() | {name for name, amount in spent.items() if amount}):
+        known = by_name.get(endpoint) or _NOTHING
         rows.append(
-            EndpointQuality(
+            replace(
+                known,
                 endpoint=endpoint,
-                classes=known.classes if known else {},
-                output_tokens=known.output_tokens if known else 0,
-                accepted_tokens=known.accepted_tokens if known else 0,
-                answered_pusd=known.answered_pusd if known else 0,
-                spent_pusd=max(spent_pusd.get(endpoint, 0), known.answered_pusd if known else 0),
+                spent_pusd=max(spent.get(endpoint, 0), known.answered_pusd),
             )
         )
     return tuple(rows)
+
+
+_NOTHING: Final = EndpointQuality(
+    endpoint="", classes={}, output_tokens=0, accepted_tokens=0, answered_pusd=0
+)

@@ -30,6 +30,7 @@ from quantroute.generation._prompts import (
 from quantroute.ledger import Account
 from quantroute.money import Cap, PicoUSD, cap_pusd
 from quantroute.policy import EvidenceTable, ExclusionPolicy
+from quantroute.routing import RoutingMode
 
 __all__ = ["DatasetSpec", "RunSpec", "load_run_spec", "policy_class"]
 
@@ -102,6 +103,7 @@ class RunSpec:
     max_in_flight: int = _DEFAULT_MAX_IN_FLIGHT
     allocation: Allocation = Allocation.EQUAL
     elastic_limits: bool = True
+    routing: RoutingMode = RoutingMode.PINNED
     source_class: str = ""
 
     def __post_init__(self) -> None:
@@ -181,6 +183,7 @@ class _RunTable(Table):
     max_in_flight: _Count = _DEFAULT_MAX_IN_FLIGHT
     allocation: Literal["equal", "weighted", "priority"] = "equal"
     elastic_limits: bool = True
+    routing: Literal["pinned", "delegated"] = "pinned"
 
 
 class _PolicyTable(Table):
@@ -274,6 +277,7 @@ def _run_spec(file: _File, source: RunFile) -> RunSpec:
             max_in_flight=file.run.max_in_flight,
             allocation=Allocation(file.run.allocation),
             elastic_limits=file.run.elastic_limits,
+            routing=RoutingMode(file.run.routing),
         )
     except ConfigurationError as error:
         raise source.error(("run",), error) from error

@@ -9,7 +9,7 @@ from quantroute.policy._bound import BoundPolicy
 from quantroute.policy._evidence import EvidenceRow, EvidenceTable, NativeRow
 from quantroute.policy._policy import ExclusionPolicy
 from quantroute.policy._preferences import pinned_preferences
-from quantroute.policy._served import served_by
+from quantroute.policy._served import served_among, served_by
 from quantroute.policy._verdict import Precision, Reason, Verdict
 
 __all__ = [
@@ -22,5 +22,6 @@ __all__ = [
     "Reason",
     "Verdict",
     "pinned_preferences",
+    "served_among",
     "served_by",
 ]

@@ -9,6 +9,7 @@ from quantroute.routing._router import (
     Feedback,
     Lease,
     Router,
+    RoutingMode,
     in_order,
 )
 
@@ -25,5 +26,6 @@ __all__ = [
     "Lease",
     "LimitSettings",
     "Router",
+    "RoutingMode",
     "in_order",
 ]

@@ -14,7 +14,22 @@ from quantroute.domain import Endpoint, EndpointKey
 from quantroute.routing._breaker import Breaker, BreakerSettings, BreakerState
 from quantroute.routing._limit import AdaptiveLimit, LimitSettings
 
-__all__ = ["Candidate", "EndpointReport", "Feedback", "Lease", "Router", "in_order"]
+__all__ = [
+    "Candidate",
+    "EndpointReport",
+    "Feedback",
+    "Lease",
+    "Router",
+    "RoutingMode",
+    "in_order",
+]
+
+
+class RoutingMode(enum.Enum):
+    """Who chooses the endpoint of a request among those that the policy allows."""
+
+    PINNED = "pinned"  # we do; one endpoint per request
+    DELEGATED = "delegated"  # the service does
 
 
 class Feedback(enum.Enum):
@@ -33,7 +48,8 @@ class Candidate:
 
     Units: pico-dollars. `expected_pusd` orders candidates: what one *accepted* row is expected to
     cost. `attempt_pusd` is what the price list lets one expect of one attempt, 0 if nobody learns
-    from it; `worst_pusd` is what is reserved. `max_tokens` is the output limit to send.
+    from it; `worst_pusd` is what is reserved. `max_tokens` is the output limit to send. `members`
+    are given if the service may choose among several; then `endpoint` stands for all of them.
     """
 
     endpoint: Endpoint
@@ -41,6 +57,7 @@ class Candidate:
     worst_pusd: int
     max_tokens: int
     attempt_pusd: int = 0
+    members: tuple[EndpointKey, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
