@@ -3,6 +3,7 @@
 from quantroute.client._body import input_bound_tokens
 from quantroute.client._client import DEFAULT_MAX_IN_FLIGHT, Client
 from quantroute.client._delegated import DELEGATED
+from quantroute.client._local import LocalEndpoint
 from quantroute.client._outcome import (
     Answer,
     Answered,
@@ -28,6 +29,7 @@ __all__ = [
     "Completion",
     "GaveUp",
     "KeyUsage",
+    "LocalEndpoint",
     "Provenance",
     "Reconciliation",
     "RetryPolicy",

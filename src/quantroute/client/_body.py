@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from quantroute.client._local import LocalEndpoint
 from quantroute.client._outcome import ChatRequest
 from quantroute.domain import Message
 
@@ -43,7 +44,13 @@ def _text_bytes(part: object) -> int:
     return len(text.encode())
 
 
-def encode_body(request: ChatRequest, *, max_tokens: int, preferences: Mapping[str, Any]) -> bytes:
+def encode_body(
+    request: ChatRequest,
+    *,
+    max_tokens: int,
+    preferences: Mapping[str, Any],
+    local: LocalEndpoint | None = None,
+) -> bytes:
     """The JSON body of one attempt, pinned by `preferences` (OpenRouter's `provider` object)."""
     body: dict[str, Any] = {
         "model": request.model,
@@ -54,4 +61,6 @@ def encode_body(request: ChatRequest, *, max_tokens: int, preferences: Mapping[s
     }
     if request.is_streamed:
         body["stream"] = True
+    if local is not None:
+        body = local.body(body, is_streamed=request.is_streamed)
     return _encode(body).encode()

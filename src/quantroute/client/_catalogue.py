@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from quantroute._log import get_logger
 from quantroute.client._body import input_bound_tokens
 from quantroute.client._delegated import Pauses, Pool
 from quantroute.client._outcome import ChatRequest
@@ -31,6 +32,9 @@ _SMOOTHING: Final = 0.05
 _REFRESH_AT_MOST_EVERY_S: Final = 10.0
 #: The registry's cache is asked this often, not by each of a thousand requests a second.
 _ASK_EVERY_S: Final = 0.5
+_ASK_AGAIN_S: Final = 30.0
+
+log = get_logger("quantroute.client")
 
 
 class TooLong(Exception):
@@ -55,7 +59,7 @@ class Offers:
         """The `provider` object to send."""
         if candidate.members:
             return self.pools[candidate.members].preferences
-        return self.pins[candidate.endpoint.key]
+        return self.pins.get(candidate.endpoint.key, {})  # a local server has no such thing
 
     def pool(self, endpoints: Sequence[Endpoint]) -> tuple[tuple[EndpointKey, ...], Pool]:
         """These endpoints as one, and the key it is kept under."""
@@ -74,12 +78,14 @@ class Catalogue:
     policy: ExclusionPolicy
     clock: Clock
     mode: RoutingMode = RoutingMode.PINNED
+    local: tuple[Endpoint, ...] = ()
     economy: EndpointEconomy = field(default_factory=EndpointEconomy)
     pauses: Pauses = field(default_factory=Pauses)
     _offers: dict[tuple[str, frozenset[str]], Offers] = field(default_factory=dict, init=False)
     _output_share: dict[str, float] = field(default_factory=dict, init=False)
     _refreshed_at_s: dict[str, float] = field(default_factory=dict, init=False)
     _asked_at_s: dict[str, float] = field(default_factory=dict, init=False)
+    _local_only: dict[str, EndpointList] = field(default_factory=dict, init=False)
 
     async def offers(self, model: str, sampling: Sampling) -> Offers:
         """The judged listing for requests with these sampling parameters.
@@ -93,8 +99,7 @@ class Catalogue:
         now_s = self.clock.now_s()
         if known is not None and now_s < self._asked_at_s.get(model, 0.0) + _ASK_EVERY_S:
             return known
-        listing = await self.registry.endpoints(model)
-        self._asked_at_s[model] = now_s
+        listing = await self._listing(model, now_s)
         known = self._offers.get(key)
         if known is not None and known.listing is listing:
             return known
@@ -142,7 +147,10 @@ class Catalogue:
                 )
             )
         if self.mode is RoutingMode.DELEGATED:
-            return (self._pooled(offers, found, input_tokens),)
+            listed = [item for item in found if not item.endpoint.is_local]
+            found = [item for item in found if item.endpoint.is_local]
+            if listed:
+                found.append(self._pooled(offers, listed, input_tokens))
         return self.economy.ordered(found)
 
     def _pooled(self, offers: Offers, found: Sequence[Candidate], input_tokens: int) -> Candidate:
@@ -182,11 +190,40 @@ class Catalogue:
         except RegistryError:
             return  # the registry has said so; the stale listing stands
 
+    async def _listing(self, model: str, now_s: float) -> EndpointList:
+        """The listing; an empty one if it cannot be had and a server of ours has the model."""
+        try:
+            listing = await self.registry.endpoints(model)
+        except RegistryError as error:
+            if not any(item.model == model for item in self.local):
+                raise
+            listing = self._local_only.get(model) or EndpointList(
+                model=model,
+                canonical_slug=None,
+                name=model,
+                endpoints=(),
+                fetched_at_s=self.clock.time_s(),
+                source="local endpoints only",
+            )
+            if model not in self._local_only:
+                log.warning("no listing: local endpoints only", model=model, problem=str(error))
+            self._local_only[model] = listing
+            self._asked_at_s[model] = now_s + _ASK_AGAIN_S
+            return listing
+        self._local_only.pop(model, None)
+        self._asked_at_s[model] = now_s
+        return listing
+
     async def _providers(self) -> Sequence[Provider]:
         """The provider list, if names have to be compared with it."""
-        if self.policy.names_providers:
+        if not self.policy.names_providers:
+            return ()
+        try:
             return (await self.registry.providers()).providers
-        return ()
+        except RegistryError:
+            if not self._local_only:
+                raise
+            return ()
 
     def _judge(
         self,
@@ -200,19 +237,23 @@ class Catalogue:
             self.policy, required_parameters=self.policy.required_parameters | required
         )
         now = datetime.fromtimestamp(self.clock.time_s(), UTC)
-        bound = policy.bind(listing.endpoints, providers=providers, at=now, must_match=must_match)
+        own = [item for item in self.local if item.model == listing.model]
+        bound = policy.bind(
+            (*listing.endpoints, *own), providers=providers, at=now, must_match=must_match
+        )
         is_delegated = self.mode is RoutingMode.DELEGATED
         quotes = tuple(
             (endpoint, endpoint.pricing.quote())
             for endpoint in (bound.delegable if is_delegated else bound.eligible)
-            if endpoint.pricing.is_bounded
+            if endpoint.pricing.is_bounded or endpoint.is_local
         )
+        listed = [endpoint for endpoint, _ in quotes if not endpoint.is_local]
         cheapest = min(
             (quote for _, quote in quotes), key=lambda quote: quote.output_pusd, default=None
         )
-        if is_delegated and quotes:
+        if is_delegated and listed:
             # The service may choose the dearest, so that is what has to be affordable.
-            cheapest = Pool.of(bound, [endpoint for endpoint, _ in quotes]).quote
+            cheapest = Pool.of(bound, listed).quote
         return Offers(
             listing=listing,
             policy=policy,
@@ -220,7 +261,7 @@ class Catalogue:
             quotes=quotes,
             cheapest=cheapest,
             precisions={verdict.endpoint.key: verdict.precision for verdict in bound.verdicts},
-            pins={endpoint.key: pinned_preferences(endpoint, policy) for endpoint, _ in quotes},
+            pins={endpoint.key: pinned_preferences(endpoint, policy) for endpoint in listed},
         )
 
 

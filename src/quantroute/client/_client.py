@@ -17,6 +17,7 @@ from quantroute._http import Service, SessionPool
 from quantroute.client._catalogue import Catalogue
 from quantroute.client._dispatch import Dispatcher
 from quantroute.client._engine import Engine
+from quantroute.client._local import LocalEndpoint, LocalRoute
 from quantroute.client._outcome import (
     Answer,
     Answered,
@@ -84,6 +85,7 @@ class Client:
         key: names the environment variable that holds the API key, read at each request.
         registry: the catalogue; by default one of `service` with a lifetime of five minutes.
         max_in_flight: requests on the wire at once, all endpoints together.
+        local: servers of your own that take part as further endpoints; see `LocalEndpoint`.
         routing: "pinned" (we choose the endpoint of each request) or "delegated" (the service
             balances among all that the policy allows); see docs/design/0008-routing.md.
         timeouts, retry, limits, breakers: see their classes.
@@ -102,6 +104,7 @@ class Client:
         key: EnvKey | None = None,
         registry: ProviderRegistry | None = None,
         max_in_flight: int = DEFAULT_MAX_IN_FLIGHT,
+        local: Sequence[LocalEndpoint] = (),
         routing: RoutingMode | str = RoutingMode.PINNED,
         timeouts: Timeouts | None = None,
         retry: RetryPolicy | None = None,
@@ -120,6 +123,7 @@ class Client:
             )
         self.max_in_flight = max_in_flight
         self.routing = _mode(routing)
+        self.local = _without_twins(local)
         self.policy = _with_names(policy or ExclusionPolicy(), exclude=exclude, only=only)
         self.service = service or Service()
         self.key = key or EnvKey()
@@ -135,6 +139,7 @@ class Client:
         self._state = _State.UNOPENED
         self._loop: asyncio.AbstractEventLoop | None = None
         self._sessions = SessionPool(self.service)
+        self._local_routes: tuple[LocalRoute, ...] = ()
         self._engine: Engine | None = None
         self._reconciler: Reconciler | None = None
         self._registry: ProviderRegistry | None = None
@@ -204,7 +209,16 @@ class Client:
             clock=self._clock,
             key=self.key,
         )
-        router = Router(self.max_in_flight, limits=self._limits, breakers=self._breakers)
+        self._local_routes = tuple(
+            LocalRoute.to(item, timeouts=self._timeouts, clock=self._clock, key=self.key)
+            for item in self.local
+        )
+        router = Router(
+            self.max_in_flight,
+            limits=self._limits,
+            breakers=self._breakers,
+            own_limits={route.key: route.limits for route in self._local_routes},
+        )
         self._reconciler = Reconciler(
             ledger=ledger, transport=transport, key=self.key, clock=self._clock
         )
@@ -215,6 +229,7 @@ class Client:
                 policy=self.policy,
                 clock=self._clock,
                 mode=self.routing,
+                local=tuple(item.endpoint for item in self.local),
             ),
             dispatcher=Dispatcher(router, self._clock),
             transport=transport,
@@ -223,6 +238,7 @@ class Client:
             clock=self._clock,
             rng=self._rng,
             note_baseline=self._reconciler.note_baseline,
+            locals={route.key: route for route in self._local_routes},
         )
         self._loop = asyncio.get_running_loop()
         self._state = _State.OPEN
@@ -235,6 +251,8 @@ class Client:
             if self._registry is not None and self._registry is not self._given_registry:
                 stack.push_async_callback(self._registry.aclose)
             stack.push_async_callback(self._sessions.close)
+            for route in self._local_routes:
+                stack.push_async_callback(route.sessions.close)
 
     # -- requests ---------------------------------------------------------------------------------
 
@@ -418,6 +436,13 @@ def _with_names(
     return dataclasses.replace(
         policy, exclude=(*policy.exclude, *exclude), only=(*policy.only, *only)
     )
+
+
+def _without_twins(local: Sequence[LocalEndpoint]) -> tuple[LocalEndpoint, ...]:
+    names = [item.name for item in local]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ConfigurationError(f"two local endpoints are called {', '.join(twice)}")
+    return tuple(local)
 
 
 def _mode(given: RoutingMode | str) -> RoutingMode:

@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import copy
 import random
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 from quantroute.client._catalogue import Catalogue
 from quantroute.client._dispatch import Dispatcher
+from quantroute.client._local import LocalRoute
 from quantroute.client._outcome import RowRefused
 from quantroute.client._retry import RetryPolicy
 from quantroute.client._transport import Transport
 from quantroute.clock import Clock
+from quantroute.domain import EndpointKey
 from quantroute.errors import AccountError, QuantrouteError
 from quantroute.ledger import BudgetLedger
 from quantroute.secrets import EnvKey
@@ -44,6 +46,7 @@ class Engine:
     stopped_by: QuantrouteError | None = None
     live_rows: int = 0
     has_baseline: bool = False
+    locals: Mapping[EndpointKey, LocalRoute] = field(default_factory=dict)
     note_baseline: Callable[[], Awaitable[None]]
     _baseline_turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     _last_refusal: tuple[int, str] | None = None

@@ -23,6 +23,7 @@ from quantroute.client._catalogue import Offers, TooLong
 from quantroute.client._classify import Classified, Kind, classify
 from quantroute.client._delegated import Served, served_of
 from quantroute.client._engine import Engine
+from quantroute.client._local import LocalRoute
 from quantroute.client._outcome import (
     Answer,
     Answered,
@@ -102,9 +103,11 @@ class RowRun:
     async def _attempt(
         self, candidates: Sequence[Candidate], offers: Offers
     ) -> Answered | Classified:
-        headers = self.engine.key.headers()  # read now; if it is missing, nothing is reserved
-        if not self.engine.has_baseline:
-            await self.engine.before_first_request()
+        headers: Mapping[str, str] = {}
+        if not all(item.endpoint.is_local for item in candidates):
+            headers = self.engine.key.headers()  # now; if it is missing, nothing is reserved
+            if not self.engine.has_baseline:
+                await self.engine.before_first_request()
         lease, entry_id = await self._admit(candidates)
         if self.engine.stopped_by is not None:  # while the reservation was being written
             await self._never_sent(lease, entry_id)
@@ -114,7 +117,7 @@ class RowRun:
             exchange = await self._send(lease.candidate, entry_id, offers, headers)
         except TransportError as error:
             return await self._lost(lease, entry_id, error)
-        except ConfigurationError:  # no session to send it by
+        except (ConfigurationError, KeyRejected):  # no session to send it by, or no key
             await self._never_sent(lease, entry_id)
             raise
         except BaseException:
@@ -124,7 +127,10 @@ class RowRun:
             with contextlib.suppress(JournalError):
                 await self.engine.ledger.hold(entry_id, reason="cancelled while in flight")
             raise
+        local = self._local(lease.candidate)
         outcome = classify(exchange.reply)
+        if local is not None:
+            outcome = local.spec.judged(outcome)
         stopper = self._stopper(outcome)
         if stopper is not None:  # before the slot is free: else the next row would go the same way
             self.engine.stop_admitting(stopper)
@@ -135,11 +141,13 @@ class RowRun:
             is_mismatch="served_mismatch" in served.flags,
             is_elsewhere=self._rests(lease, outcome, exchange, offers),
         )
-        settlement = settle(
-            exchange.reply,
-            pricing=served.pricing,
-            when=datetime.fromtimestamp(self.engine.clock.time_s(), UTC),
-        )
+        when = datetime.fromtimestamp(self.engine.clock.time_s(), UTC)
+        if local is None:
+            settlement = settle(exchange.reply, pricing=served.pricing, when=when)
+        else:
+            settlement = local.spec.settle(
+                exchange.reply, bound_pusd=lease.candidate.worst_pusd, when=when
+            )
         if outcome.kind is Kind.ANSWER:
             answer = self._answer(lease.candidate, exchange, settlement, served, offers)
             self._learn(lease.candidate, answer)
@@ -202,12 +210,21 @@ class RowRun:
         offers: Offers,
         headers: Mapping[str, str],
     ) -> Exchange:
-        engine = self.engine
+        engine, local = self.engine, self._local(candidate)
         body = encode_body(
             self.request,
             max_tokens=candidate.max_tokens,
             preferences=offers.preferences(candidate),
+            local=local.spec if local else None,
         )
+        if local is not None:
+            return await local.transport.post(
+                "/chat/completions",
+                body,
+                headers=local.headers(),
+                is_streamed=self.request.is_streamed,
+                on_id=lambda _: None,  # there are no records to look it up in
+            )
         return await engine.transport.post(
             "/chat/completions",
             body,
@@ -215,6 +232,11 @@ class RowRun:
             is_streamed=self.request.is_streamed,
             on_id=lambda generation_id: engine.ledger.identify(entry_id, generation_id),
         )
+
+    def _local(self, candidate: Candidate) -> LocalRoute | None:
+        if not candidate.endpoint.is_local:
+            return None
+        return self.engine.locals[candidate.endpoint.key]
 
     async def _lost(self, lease: Lease, entry_id: EntryId, error: TransportError) -> Classified:
         """The wire failed. Before sending: nothing happened. After: nobody knows."""
@@ -225,6 +247,9 @@ class RowRun:
         )
         self._release(lease, outcome)
         settlement: Settlement = Hold(error.problem) if error.maybe_billed else Void(error.problem)
+        local = self._local(lease.candidate)
+        if local is not None and error.maybe_billed:  # nobody will ever know better
+            settlement = local.spec.bound(lease.candidate.worst_pusd)
         await self._apply(entry_id, settlement)
         self._count_error(settlement, lease.candidate)
         return outcome
@@ -325,7 +350,10 @@ class RowRun:
             self.engine.catalogue.pauses.answered(served.endpoint)
             return served
         flags: tuple[str, ...] = ()
-        if is_answer:
+        local = self._local(candidate)
+        if is_answer and local is not None:
+            flags = local.spec.served_flags(reply)
+        elif is_answer:
             flags = served_by(endpoint, provider_name=reply.provider, model=reply.model)
         precision = offers.precisions.get(endpoint.key, _NO_PRECISION)
         return Served(endpoint=endpoint, precision=precision, pricing=endpoint.pricing, flags=flags)

@@ -7,7 +7,7 @@ live in `quantroute.client`.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from quantroute.domain import Endpoint, EndpointKey
@@ -94,11 +94,17 @@ class _State:
 
 @dataclass(slots=True)
 class Router:
-    """Limits and breakers of every endpoint, and of the account as a whole."""
+    """Limits and breakers of every endpoint, and of the account as a whole.
+
+    `own_limits` are of endpoints whose limits are known instead of learnt. Local endpoints count
+    among the requests in flight, but what the service says to the account does not concern them.
+    """
 
     max_in_flight: int
     limits: LimitSettings = field(default_factory=LimitSettings)
     breakers: BreakerSettings = field(default_factory=BreakerSettings)
+    own_limits: Mapping[EndpointKey, LimitSettings] = field(default_factory=dict)
+    _local_in_flight: int = field(default=0, init=False)
     _states: dict[EndpointKey, _State] = field(default_factory=dict, init=False)
     _account: AdaptiveLimit = field(init=False)
 
@@ -115,19 +121,26 @@ class Router:
     @property
     def in_flight(self) -> int:
         """Requests in flight at all endpoints together."""
-        return self._account.in_flight
+        return self._account.in_flight + self._local_in_flight
 
     def acquire(self, candidates: Sequence[Candidate], now_s: float) -> Lease | None:
         """A lease at the cheapest candidate with room, healthy before degraded; None if none has.
 
         `candidates` must be in order of preference, as `in_order` gives.
         """
-        if not self._account.has_room(now_s):
+        if self.in_flight >= self.max_in_flight:
             return None
+        has_account = self._account.has_room(now_s)
         for candidate in candidates:
+            is_local = candidate.endpoint.is_local
+            if not (has_account or is_local):
+                continue
             state = self._state(candidate.endpoint.key)
             if state.breaker.admits(now_s) and state.limit.has_room(now_s):
-                self._account.sent(now_s)
+                if is_local:
+                    self._local_in_flight += 1
+                else:
+                    self._account.sent(now_s)
                 state.limit.sent(now_s)
                 state.breaker.sent()
                 return Lease(candidate, now_s)
@@ -135,11 +148,18 @@ class Router:
 
     def retry_at_s(self, candidates: Sequence[Candidate], now_s: float) -> float | None:
         """When `acquire` may succeed without any request returning; None if time alone won't do."""
-        if now_s < self._account.paused_until_s:
-            return self._account.paused_until_s
-        if self._account.in_flight >= self._account.limit:
+        if self.in_flight >= self.max_in_flight:
             return None  # whatever an endpoint may have room for, only a return makes room here
-        moments = [self._reopens_at_s(candidate.endpoint.key, now_s) for candidate in candidates]
+        moments = []
+        is_full = self._account.in_flight >= self._account.limit
+        for candidate in candidates:
+            at_s = self._reopens_at_s(candidate.endpoint.key, now_s)
+            if not candidate.endpoint.is_local:
+                if now_s < self._account.paused_until_s:
+                    at_s = self._account.paused_until_s
+                elif is_full:
+                    at_s = None
+            moments.append(at_s)
         return min((moment for moment in moments if moment is not None), default=None)
 
     def release(
@@ -159,7 +179,8 @@ class Router:
                 state.answered += 1
                 state.limit.succeeded()
                 state.breaker.succeeded()
-                self._account.succeeded()
+                if not lease.candidate.endpoint.is_local:
+                    self._account.succeeded()
             case Feedback.RATE_LIMITED:
                 state.rate_limited += 1
                 state.breaker.abandoned(sent_at_s=lease.sent_at_s)
@@ -180,7 +201,10 @@ class Router:
             case Feedback.NEUTRAL:
                 state.breaker.abandoned(sent_at_s=lease.sent_at_s)
         state.limit.returned()
-        self._account.returned()
+        if lease.candidate.endpoint.is_local:
+            self._local_in_flight -= 1
+        else:
+            self._account.returned()
         return opened
 
     def reports(self, now_s: float) -> tuple[EndpointReport, ...]:
@@ -203,7 +227,8 @@ class Router:
     def _state(self, key: EndpointKey) -> _State:
         state = self._states.get(key)
         if state is None:
-            state = self._states[key] = _State(AdaptiveLimit(self.limits), Breaker(self.breakers))
+            limits = self.own_limits.get(key, self.limits)
+            state = self._states[key] = _State(AdaptiveLimit(limits), Breaker(self.breakers))
         return state
 
     def _reopens_at_s(self, key: EndpointKey, now_s: float) -> float | None:
