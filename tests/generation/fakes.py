@@ -93,10 +93,10 @@ class FakeClient:
     peak_live: int = 0
     live: int = 0
     reason: QuantrouteError | None = None
-    verdicts: list[bool] = field(default_factory=list)
+    told: list[bool] = field(default_factory=list)
 
     def judged(self, endpoint: EndpointKey, *, accepted: bool) -> None:
-        self.verdicts.append(accepted)
+        self.told.append(accepted)
 
     async def quote(self, model: str, sampling: Sampling) -> Quote | None:
         return ENDPOINT.pricing.quote()

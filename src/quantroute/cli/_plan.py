@@ -148,6 +148,7 @@ async def opened_client(
             registry=registry,
             max_in_flight=run.max_in_flight,
             routing=run.routing,
+            local=run.local,
             **service,
         )
         yield await stack.enter_async_context(client)

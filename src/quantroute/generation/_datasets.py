@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Protocol
 
@@ -133,7 +133,7 @@ async def _demand(
     standing: Standing | None,
 ) -> Demand:
     standing = standing or Standing()
-    bound = await client.verdicts(spec.model, sampling=dataset.sampling)
+    bound = _without_local(await client.verdicts(spec.model, sampling=dataset.sampling))
     balance = client.ledger.balance(spec.account_of(dataset.name))
     return Demand(
         spec=dataset,
@@ -144,6 +144,14 @@ async def _demand(
         accepted=standing.accepted,
         spent_pusd=balance.posted_pusd + balance.pending_pusd,
     )
+
+
+def _without_local(bound: BoundPolicy) -> BoundPolicy:
+    """What a plan counts on: a server of one's own takes some rows off the bill, nobody knows how
+    many, so money is planned as if it took none. Unless there is nothing else.
+    """
+    listed = tuple(item for item in bound.verdicts if not item.endpoint.is_local)
+    return replace(bound, verdicts=listed) if any(item.eligible for item in listed) else bound
 
 
 def _expectation(dataset: DatasetSpec, standing: Standing) -> Expectation:

@@ -16,6 +16,7 @@ from typing import Annotated, Final, Literal
 from pydantic import Field, StrictBool, StrictInt, StrictStr
 
 from quantroute._runfile import RunFile, Table
+from quantroute.client import LocalEndpoint
 from quantroute.domain import Sampling
 from quantroute.errors import ConfigurationError, DatasetError
 from quantroute.generation._allocation import Allocation
@@ -104,6 +105,7 @@ class RunSpec:
     allocation: Allocation = Allocation.EQUAL
     elastic_limits: bool = True
     routing: RoutingMode = RoutingMode.PINNED
+    local: tuple[LocalEndpoint, ...] = ()
     source_class: str = ""
 
     def __post_init__(self) -> None:
@@ -118,7 +120,9 @@ class RunSpec:
     def rehearsal(self) -> RunSpec:
         """The same run in a folder and under a name of its own, for made-up rows."""
         out = self.out.with_name(f"{self.out.name}-simulated")
-        return replace(self, name=f"{self.name}-simulated", out=out, source_class="simulated:")
+        # Without local servers: they are real.
+        name = f"{self.name}-simulated"
+        return replace(self, name=name, out=out, source_class="simulated:", local=())
 
     def account_of(self, dataset: str) -> Account:
         """The ledger account that pays for a dataset."""
@@ -220,6 +224,25 @@ class _SamplingTable(Table):
     reasoning_effort: StrictStr | None = None
 
 
+class _LocalTable(Table):
+    name: StrictStr
+    base_url: StrictStr
+    quantization: StrictStr
+    serves: StrictStr | None = None
+    model: StrictStr | None = None
+    input_usd_per_million: StrictStr = "0"
+    output_usd_per_million: StrictStr = "0"
+    usd_per_gpu_hour: StrictStr | None = None
+    gpus: _Count = 1
+    output_tokens_per_s: _Count | None = None
+    max_in_flight: _Count = 64
+    context_tokens: _Count | None = None
+    max_output_tokens: _Count | None = None
+    key_variable: StrictStr | None = None
+    reasoning_switch: tuple[StrictStr, ...] = ("thinking", "enable_thinking")
+    answers_as: StrictStr | None = None
+
+
 class _DatasetTable(Table):
     name: StrictStr
     max_output_tokens: _Count
@@ -239,6 +262,7 @@ class _File(Table):
     run: _RunTable
     policy: _PolicyTable = _PolicyTable()
     sampling: _SamplingTable = _SamplingTable()
+    local: tuple[_LocalTable, ...] = ()
     dataset: Annotated[list[_DatasetTable], Field(min_length=1)]
 
 
@@ -265,6 +289,9 @@ def _run_spec(file: _File, source: RunFile) -> RunSpec:
     datasets = tuple(
         _dataset(table, file.sampling, source, number) for number, table in enumerate(file.dataset)
     )
+    local = tuple(
+        _local(table, file.run.model, source, number) for number, table in enumerate(file.local)
+    )
     cap = _cap(file.run.cap_usd, ("run", "cap_usd"), source)
     try:
         return RunSpec(
@@ -278,6 +305,7 @@ def _run_spec(file: _File, source: RunFile) -> RunSpec:
             allocation=Allocation(file.run.allocation),
             elastic_limits=file.run.elastic_limits,
             routing=RoutingMode(file.run.routing),
+            local=local,
         )
     except ConfigurationError as error:
         raise source.error(("run",), error) from error
@@ -336,6 +364,15 @@ def _dataset(
         )
     except ConfigurationError as error:
         raise source.error(here, error) from error
+
+
+def _local(table: _LocalTable, model: str, source: RunFile, number: int) -> LocalEndpoint:
+    settings = table.model_dump()
+    settings["serves"] = table.serves or model
+    try:
+        return LocalEndpoint(**settings)
+    except ConfigurationError as error:
+        raise source.error(("local", number), error) from error
 
 
 def _cap(text: str, location: tuple[str | int, ...], source: RunFile) -> PicoUSD:
