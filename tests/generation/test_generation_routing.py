@@ -5,10 +5,23 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-from quantroute import Service
+import pytest
+
+from quantroute import ConfigurationError, Service
 from quantroute.client import Client
-from quantroute.generation import Prompt, RowClass, RowStore, Run, RunConfig, RunReport
-from quantroute.simulator import Faults, Simulator, kimi_mission_scenario
+from quantroute.generation import (
+    Deadline,
+    Progress,
+    Prompt,
+    RowClass,
+    RowStore,
+    Run,
+    RunConfig,
+    RunReport,
+    deadline_s,
+)
+from quantroute.routing import LimitSettings
+from quantroute.simulator import Faults, Simulator, TrafficSpec, kimi_mission_scenario
 
 MODEL = "moonshotai/kimi-k2.5"
 
@@ -76,3 +89,76 @@ async def test_equal_endpoints_leave_the_traffic_with_the_cheapest(
         report = await run_with(client, 300)
         assert await endpoints_of(client) == {"inceptron/int4": 300}
     assert report.alarms == ()
+
+
+async def with_deadline(
+    path: Path, seconds: float, *, rows: int = 150, **settings: object
+) -> tuple[RunReport, Counter[str], list[Progress]]:
+    """A run on two endpoints whose cheaper one takes four requests at once, about 0.06 s each."""
+    scenario = kimi_mission_scenario(
+        time_scale=0.02, provider_traffic={"inceptron": TrafficSpec(max_concurrent=4)}
+    )
+    seen: list[Progress] = []
+    async with (
+        Simulator(scenario, seed=4) as simulator,
+        Client(
+            cap_usd="5",
+            ledger=path,
+            service=Service(base_url=simulator.base_url),
+            only=["inceptron", "moonshotai"],
+            max_in_flight=32,
+            limits=LimitSettings(initial=4, ceiling=32, pause_s=0.05, max_pause_s=0.2),
+        ) as client,
+    ):
+        run = Run(
+            client,
+            config(),
+            prompts(rows),
+            elastic_limits=False,
+            deadline=Deadline(after_s=seconds, rows=rows),
+        )
+        report = await run.execute(seen.append)
+        return report, await endpoints_of(client), seen
+
+
+async def test_a_loose_deadline_buys_nothing_from_dear_endpoints(tmp_path: Path, key: str) -> None:
+    report, had, seen = await with_deadline(tmp_path / "run.sqlite", 600.0, rows=50)
+    assert had == {"inceptron/int4": 50}
+    assert not report.is_late
+    assert all(item.pace is not None and item.pace.mix.is_enough for item in seen)
+
+
+async def test_a_tight_deadline_uses_them(tmp_path: Path, key: str) -> None:
+    _, had, _ = await with_deadline(tmp_path / "run.sqlite", 2.0)
+    assert had["moonshotai/int4"] > 50
+
+
+async def test_a_deadline_out_of_reach_is_told_and_the_run_goes_on(
+    tmp_path: Path, key: str
+) -> None:
+    report, had, seen = await with_deadline(tmp_path / "run.sqlite", 0.01)
+    assert report.is_late
+    assert sum(had.values()) == 150
+    last = seen[-1].pace
+    assert last is not None
+    assert not last.mix.is_enough
+    assert "every endpoint in use" in str(last)
+
+
+def test_a_deadline_needs_to_know_the_work(key: str) -> None:
+    client = Client(cap_usd="1")
+    with pytest.raises(ConfigurationError, match="rows"):
+        Run(client, config(), prompts(1), deadline=Deadline(after_s=5.0))
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("45m", 2_700.0), ("1h30m", 5_400.0), ("90s", 90.0), ("0.5h", 1_800.0)]
+)
+def test_deadlines_are_written_as_people_write_them(text: str, seconds: float) -> None:
+    assert deadline_s(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "45", "m", "-3m", "1d"])
+def test_what_is_no_time_is_refused(text: str) -> None:
+    with pytest.raises(ConfigurationError):
+        deadline_s(text)

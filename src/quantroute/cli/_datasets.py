@@ -18,7 +18,7 @@ from quantroute.cli._output import print_quality, rows_lines, say, show
 from quantroute.cli._plan import opened_client, show_plan
 from quantroute.cli._rundir import RunFolder
 from quantroute.cli._service import Target
-from quantroute.cli._summary import exit_code, outcome_data, print_books
+from quantroute.cli._summary import exit_code, late_line, outcome_data, print_books
 from quantroute.cli._wording import as_options
 from quantroute.client import Client
 from quantroute.generation import (
@@ -172,6 +172,8 @@ class _Reporter:
     def _print_line(self, progress: DatasetsProgress) -> None:
         spent = format_usd(self._client.ledger.balance().posted_pusd)
         parts = [f"{feed.dataset} {_facts(feed)}" for feed in progress.datasets]
+        if progress.run.pace is not None:
+            parts.append(str(progress.run.pace))
         self._console.print(f"{spent} spent; {'; '.join(parts)}", soft_wrap=True)
 
 
@@ -219,6 +221,8 @@ def print_datasets(job: DatasetsJob, outcome: DatasetsOutcome) -> None:
             f"{item.name} {reached}: {item.accepted_rows:,} accepted rows, "
             f"{item.accepted_tokens:,} output tokens, {format_usd(item.spent_pusd)}"
         )
+    if report.run.is_late:
+        say(late_line(report.run))
     if report.run.duplicates:
         say(f"{report.run.duplicates:,} prompts repeat others and were not asked again")
     say(_closing_line(job, report), bold=True)

@@ -34,6 +34,7 @@ from quantroute.generation import (
     RunConfig,
     builtin_prompts,
     dataset_name,
+    deadline_s,
     policy_class,
 )
 from quantroute.money import cap_pusd
@@ -125,6 +126,14 @@ def generate(
             "and by the cost of an accepted row, or the service, delegated."
         ),
     ] = RoutingMode.PINNED,
+    deadline: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="When to be done, e.g. 45m or 1h30m: only the cheapest endpoints that make it are "
+            "used. Without it, as many as the requests in flight keep busy.",
+        ),
+    ] = None,
     simulate: Annotated[
         bool,
         typer.Option(
@@ -172,6 +181,8 @@ def generate(
             DatasetsJob(spec=spec, redo=classes, retry_refused=retry_refused, as_json=as_json),
             opening,
         )
+    if deadline is not None and routing is RoutingMode.DELEGATED:
+        raise ConfigurationError("--deadline needs --routing pinned: delegated, others choose")
     policy = options.build_policy(
         exclude=exclude,
         only=only,
@@ -208,6 +219,7 @@ def generate(
         cap=cap,
         max_in_flight=max_in_flight,
         routing=routing,
+        deadline_s=None if deadline is None else deadline_s(deadline),
         redo=classes,
         retry_refused=retry_refused,
         elastic_limits=elastic_limits,

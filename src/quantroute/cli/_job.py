@@ -16,6 +16,7 @@ from quantroute.cli._wording import as_options
 from quantroute.client import Client, Reconciliation
 from quantroute.errors import DatasetError, NoEligibleEndpoint
 from quantroute.generation import (
+    Deadline,
     Prompt,
     RowClass,
     Run,
@@ -53,6 +54,7 @@ class Job:
     cap: str | None
     max_in_flight: int
     routing: RoutingMode
+    deadline_s: float | None
     redo: frozenset[RowClass]
     retry_refused: bool
     elastic_limits: bool
@@ -152,6 +154,11 @@ async def _run(job: Job, target: Target, client: Client, bound: BoundPolicy) -> 
         redo=job.redo,
         retry_refused=job.retry_refused,
         elastic_limits=job.elastic_limits,
+        deadline=(
+            None
+            if job.deadline_s is None
+            else Deadline(after_s=job.deadline_s, rows=job.total_rows)
+        ),
     )
     reporter = Reporter(client, total_rows=job.total_rows, is_silent=job.as_json)
     # A word at once: silence would provoke a second Ctrl+C.

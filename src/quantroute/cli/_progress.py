@@ -102,6 +102,10 @@ class Reporter:
         if is_roomy:
             facts.append(f"{progress.output_tokens:,} tokens")
             facts.append(f"{progress.finished / elapsed_s:,.1f} rows/s")
+        if progress.pace is not None and is_roomy and not is_over:
+            facts.append(str(progress.pace))
+        if progress.alarms and is_roomy:
+            facts.append(f"{len(progress.alarms)} quality alarms")
         if progress.gave_up or progress.refused:
             facts.append(f"{progress.gave_up + progress.refused:,} failed")
         if is_over:

@@ -20,7 +20,7 @@ from quantroute.generation import RowClass, RunReport, StopReason
 from quantroute.money import format_usd
 from quantroute.report import balance_line, ledger_table
 
-__all__ = ["exit_code", "outcome_data", "print_books", "print_outcome"]
+__all__ = ["exit_code", "late_line", "outcome_data", "print_books", "print_outcome"]
 
 _EXIT_CODES: Final = {
     StopReason.DONE: ExitCode.DONE,
@@ -96,9 +96,19 @@ def _remarks(job: Job, report: RunReport) -> list[str]:
             f"{report.refused:,} rows were refused by the service and are not tried again "
             "unless you say --retry-refused"
         )
+    if report.is_late:
+        remarks.append(late_line(report))
     if report.cut_off:
         remarks.append(f"{report.cut_off:,} rows were still in flight when time to wait was over")
     return remarks
+
+
+def late_line(report: RunReport) -> str:
+    """That a run took longer than its deadline."""
+    return (
+        f"it took {report.elapsed_s:,.0f} s, the deadline was {report.deadline_s:,.0f} s: more "
+        "requests in flight or further endpoints would help"
+    )
 
 
 def _closing_line(job: Job, report: RunReport) -> str:
@@ -125,6 +135,7 @@ def outcome_data(outcome: Outcome) -> dict[str, Any]:
         "gave_up": report.gave_up,
         "duplicates": report.duplicates,
         "elapsed_s": round(report.elapsed_s, 3),
+        "deadline_s": report.deadline_s,
         "spent_pusd": report.spent_pusd,
         "held_charges": outcome.reconciled.still_held,
         "simulator_bill_pusd": outcome.billed_pusd,

@@ -29,6 +29,8 @@ _BYTES_PER_TOKEN: Final = 4
 #: Share of `max_tokens` an answer is expected to use before any has been seen.
 _EXPECTED_SHARE: Final = 0.25
 _SMOOTHING: Final = 0.05
+_USUAL_INPUT: Final = 250
+_USUAL_OUTPUT: Final = 1_000
 _REFRESH_AT_MOST_EVERY_S: Final = 10.0
 #: The registry's cache is asked this often, not by each of a thousand requests a second.
 _ASK_EVERY_S: Final = 0.5
@@ -170,6 +172,22 @@ class Catalogue:
             attempt_pusd=sum(item.attempt_pusd for item in found) // len(found),
             members=members,
         )
+
+    def relative_costs(self, offers: Offers) -> dict[EndpointKey, float]:
+        """What an accepted row of usual size costs at each endpoint; for comparing, not paying.
+
+        One that the list calls degraded comes after all that are healthy, as in ordering.
+        """
+        costs = {
+            endpoint.key: self.economy.factor(endpoint.key)
+            * quote.cost_pusd(input_tokens=_USUAL_INPUT, output_tokens=_USUAL_OUTPUT)
+            for endpoint, quote in offers.quotes
+        }
+        dearest = max(costs.values(), default=0.0)
+        for endpoint, _ in offers.quotes:
+            if endpoint.is_degraded:
+                costs[endpoint.key] += dearest
+        return costs
 
     def learn(self, request: ChatRequest, output_tokens: int) -> None:
         """Note how much of its limit an answer used, for the expected cost of the next."""

@@ -50,8 +50,10 @@ from quantroute.routing import (
     EndpointCost,
     EndpointReport,
     LimitSettings,
+    Mix,
     Router,
     RoutingMode,
+    cheapest_mix,
 )
 from quantroute.secrets import EnvKey
 
@@ -375,6 +377,35 @@ class Client:
     def endpoint_costs(self) -> tuple[EndpointCost, ...]:
         """What routing has learnt of each endpoint that answered: spend and acceptance."""
         return self._opened().catalogue.economy.costs()
+
+    async def pace(
+        self, model: str, sampling: Sampling, *, needed_per_s: float | None, answer_s: float
+    ) -> Mix | None:
+        """Use only the cheapest endpoints that together give so many answers a second.
+
+        Call it again every few seconds, as rates become known and change. None lifts it.
+        Args:
+            answer_s: seconds an answer takes, for as long as none has come.
+        Raises:
+            ConfigurationError: routing is delegated: the service chooses.
+            NoEligibleEndpoint, RegistryError: nobody can be asked.
+        """
+        engine = self._opened()
+        if needed_per_s is None:
+            engine.dispatcher.set_quotas(None)
+            return None
+        if self.routing is RoutingMode.DELEGATED:
+            raise ConfigurationError("a deadline needs pinned routing: delegated, others choose")
+        offers = await engine.catalogue.offers(model, sampling)
+        router = engine.dispatcher.router
+        costs = engine.catalogue.relative_costs(offers)
+        mix = cheapest_mix(
+            router.supplies(costs, self._clock.now_s(), answer_s=answer_s),
+            needed_per_s=needed_per_s,
+            max_in_flight=self.max_in_flight,
+        )
+        engine.dispatcher.set_quotas(mix.quotas if mix.is_enough else None)
+        return mix
 
     def endpoint_reports(self) -> tuple[EndpointReport, ...]:
         """State of each endpoint that had requests: limit, breaker, counts."""

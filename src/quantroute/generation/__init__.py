@@ -15,6 +15,7 @@ from quantroute.generation._datasets import (
     probe_run,
     run_datasets,
 )
+from quantroute.generation._deadline import Deadline, Pace, deadline_s
 from quantroute.generation._expect import Expectation
 from quantroute.generation._export import ExportReport, export_rows
 from quantroute.generation._feed import Feed, FeedProgress, Purse, Target
@@ -50,6 +51,7 @@ __all__ = [
     "DatasetSpec",
     "DatasetsProgress",
     "DatasetsReport",
+    "Deadline",
     "Demand",
     "EndpointQuality",
     "Expectation",
@@ -58,6 +60,7 @@ __all__ = [
     "FeedProgress",
     "Judgement",
     "Mode",
+    "Pace",
     "Plan",
     "PlannedEndpoint",
     "Progress",
@@ -82,6 +85,7 @@ __all__ = [
     "builtin_prompts",
     "classify",
     "dataset_name",
+    "deadline_s",
     "export_rows",
     "load_run_spec",
     "loop_score",

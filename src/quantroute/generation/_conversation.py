@@ -27,6 +27,7 @@ from quantroute.generation._quality import RowClass, classify
 from quantroute.generation._records import RowState, StoredRow, TurnRecord, turn_record
 from quantroute.generation._rows import RowId, RowStore
 from quantroute.ledger import Account, BudgetLedger, EntryId, lineage
+from quantroute.routing import Mix
 from quantroute.storage import Work
 
 __all__ = ["ChatClient", "Conversation", "account_of"]
@@ -57,6 +58,11 @@ class ChatClient(Protocol):
 
     async def quote(self, model: str, sampling: Sampling) -> Quote | None:
         """Price ceilings of the cheapest endpoint that may serve such requests."""
+
+    async def pace(
+        self, model: str, sampling: Sampling, *, needed_per_s: float | None, answer_s: float
+    ) -> Mix | None:
+        """Use the cheapest endpoints that together are so fast; asked for with a deadline only."""
 
     def judged(self, endpoint: EndpointKey, *, accepted: bool) -> None:
         """Hear whether an answer from `endpoint` is one that was wanted."""

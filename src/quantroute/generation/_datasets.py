@@ -15,6 +15,7 @@ from quantroute.errors import ConfigurationError
 from quantroute.generation._allocation import Claim
 from quantroute.generation._census import Census, take_census
 from quantroute.generation._conversation import ChatClient, account_of
+from quantroute.generation._deadline import Deadline
 from quantroute.generation._expect import Expectation, assumed, measured
 from quantroute.generation._feed import Feed, FeedProgress, Target
 from quantroute.generation._measure import Standing, read_standings
@@ -217,6 +218,7 @@ class DatasetRun:
                 purse=purse,
                 accepted_rows=item.accepted.rows,
                 accepted_tokens=item.accepted.output_tokens,
+                planned_rows=item.planned_rows,
             )
             for item in plan.datasets
         ]
@@ -227,6 +229,7 @@ class DatasetRun:
             redo=redo,
             retry_refused=retry_refused,
             elastic_limits=spec.elastic_limits,
+            deadline=None if spec.deadline_s is None else Deadline(after_s=spec.deadline_s),
             drain_s=drain_s,
             clock=clock,
         )

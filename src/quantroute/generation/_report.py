@@ -17,6 +17,7 @@ from quantroute.errors import (
     RegistryError,
 )
 from quantroute.generation._alarms import EndpointQuality, QualityAlarm
+from quantroute.generation._deadline import Pace
 from quantroute.generation._quality import RowClass
 from quantroute.generation._records import RowState, TurnRecord
 from quantroute.generation._rows import RowCounts
@@ -73,7 +74,8 @@ class Progress:
 
     Attributes: `finished` rows with an end of their own, `resumed` rows that were
     done before, `duplicates` prompts that occurred before in this run, `live` rows under way,
-    `classes` answers per class, `alarms` endpoints that are worse than the others.
+    `classes` answers per class, `alarms` endpoints that are worse than the others,
+    `pace` how it stands with its deadline, if it has one.
     """
 
     finished: int
@@ -87,6 +89,7 @@ class Progress:
     classes: Mapping[RowClass, int]
     is_stopping: bool
     alarms: tuple[QualityAlarm, ...] = ()
+    pace: Pace | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +119,12 @@ class RunReport:
     elapsed_s: float
     endpoints: tuple[EndpointQuality, ...] = ()
     alarms: tuple[QualityAlarm, ...] = ()
+    deadline_s: float | None = None
+
+    @property
+    def is_late(self) -> bool:
+        """Whether it took longer than its deadline."""
+        return self.deadline_s is not None and self.elapsed_s > self.deadline_s
 
     @property
     def is_complete(self) -> bool:
@@ -152,15 +161,22 @@ class Tally:
     cut_off: int = 0
     answers: int = 0
     output_tokens: int = 0
+    answer_s: float = 0.0
 
     def count_answer(self, record: TurnRecord) -> None:
         """An answer came in."""
         self.answers += 1
         self.classes[record.row_class] += 1
         self.output_tokens += record.output_tokens or 0
+        self.answer_s += record.total_s or 0.0
 
     def progress(
-        self, *, live: int, is_stopping: bool, alarms: tuple[QualityAlarm, ...] = ()
+        self,
+        *,
+        live: int,
+        is_stopping: bool,
+        alarms: tuple[QualityAlarm, ...] = (),
+        pace: Pace | None = None,
     ) -> Progress:
         """A frozen copy."""
         return Progress(
@@ -175,4 +191,5 @@ class Tally:
             classes=dict(self.classes),
             is_stopping=is_stopping,
             alarms=alarms,
+            pace=pace,
         )

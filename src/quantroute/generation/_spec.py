@@ -21,6 +21,7 @@ from quantroute.domain import Sampling
 from quantroute.errors import ConfigurationError, DatasetError
 from quantroute.generation._allocation import Allocation
 from quantroute.generation._config import DatasetSettings, RunConfig
+from quantroute.generation._deadline import deadline_s
 from quantroute.generation._prompts import (
     DatasetSource,
     Prompt,
@@ -106,6 +107,7 @@ class RunSpec:
     elastic_limits: bool = True
     routing: RoutingMode = RoutingMode.PINNED
     local: tuple[LocalEndpoint, ...] = ()
+    deadline_s: float | None = None
     source_class: str = ""
 
     def __post_init__(self) -> None:
@@ -114,6 +116,8 @@ class RunSpec:
             raise ConfigurationError("a run needs at least one dataset")
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ConfigurationError(f"two datasets are called {', '.join(twice)}")
+        if self.deadline_s is not None and self.routing is RoutingMode.DELEGATED:
+            raise ConfigurationError("a deadline needs pinned routing")
         # Whatever a run would refuse, it refuses here; the prompt files are not read yet.
         RunConfig(name=self.name, model=self.model, max_output_tokens=1)
 
@@ -188,6 +192,8 @@ class _RunTable(Table):
     allocation: Literal["equal", "weighted", "priority"] = "equal"
     elastic_limits: bool = True
     routing: Literal["pinned", "delegated"] = "pinned"
+    deadline: StrictStr | None = None
+    deadline_s: Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)] | None = None
 
 
 class _PolicyTable(Table):
@@ -306,6 +312,7 @@ def _run_spec(file: _File, source: RunFile) -> RunSpec:
             elastic_limits=file.run.elastic_limits,
             routing=RoutingMode(file.run.routing),
             local=local,
+            deadline_s=_deadline(file.run, source),
         )
     except ConfigurationError as error:
         raise source.error(("run",), error) from error
@@ -364,6 +371,17 @@ def _dataset(
         )
     except ConfigurationError as error:
         raise source.error(here, error) from error
+
+
+def _deadline(run: _RunTable, source: RunFile) -> float | None:
+    if run.deadline is None:
+        return run.deadline_s
+    if run.deadline_s is not None:
+        raise source.error(("run", "deadline_s"), "give deadline or deadline_s, not both")
+    try:
+        return deadline_s(run.deadline)
+    except ConfigurationError as error:
+        raise source.error(("run", "deadline"), error) from error
 
 
 def _local(table: _LocalTable, model: str, source: RunFile, number: int) -> LocalEndpoint:

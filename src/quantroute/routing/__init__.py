@@ -3,6 +3,7 @@
 from quantroute.routing._breaker import Breaker, BreakerSettings, BreakerState
 from quantroute.routing._economy import EndpointCost, EndpointEconomy
 from quantroute.routing._limit import AdaptiveLimit, LimitSettings
+from quantroute.routing._mix import Mix, Supply, cheapest_mix
 from quantroute.routing._router import (
     Candidate,
     EndpointReport,
@@ -25,7 +26,10 @@ __all__ = [
     "Feedback",
     "Lease",
     "LimitSettings",
+    "Mix",
     "Router",
     "RoutingMode",
+    "Supply",
+    "cheapest_mix",
     "in_order",
 ]

@@ -9,10 +9,12 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from quantroute.domain import Endpoint, EndpointKey
 from quantroute.routing._breaker import Breaker, BreakerSettings, BreakerState
 from quantroute.routing._limit import AdaptiveLimit, LimitSettings
+from quantroute.routing._mix import Supply
 
 __all__ = [
     "Candidate",
@@ -23,6 +25,9 @@ __all__ = [
     "RoutingMode",
     "in_order",
 ]
+
+
+_SMOOTHING: Final = 0.05
 
 
 class RoutingMode(enum.Enum):
@@ -90,6 +95,7 @@ class _State:
     answered: int = 0
     faults: int = 0
     rate_limited: int = 0
+    answer_s: float | None = None
 
 
 @dataclass(slots=True)
@@ -98,12 +104,15 @@ class Router:
 
     `own_limits` are of endpoints whose limits are known instead of learnt. Local endpoints count
     among the requests in flight, but what the service says to the account does not concern them.
+    `quotas`, if set, are the most requests each endpoint may have in flight, none if not named:
+    the mix that a deadline needs.
     """
 
     max_in_flight: int
     limits: LimitSettings = field(default_factory=LimitSettings)
     breakers: BreakerSettings = field(default_factory=BreakerSettings)
     own_limits: Mapping[EndpointKey, LimitSettings] = field(default_factory=dict)
+    quotas: Mapping[EndpointKey, int] | None = None
     _local_in_flight: int = field(default=0, init=False)
     _states: dict[EndpointKey, _State] = field(default_factory=dict, init=False)
     _account: AdaptiveLimit = field(init=False)
@@ -131,11 +140,16 @@ class Router:
         if self.in_flight >= self.max_in_flight:
             return None
         has_account = self._account.has_room(now_s)
+        quotas = self._quotas_for(candidates)
         for candidate in candidates:
             is_local = candidate.endpoint.is_local
             if not (has_account or is_local):
                 continue
             state = self._state(candidate.endpoint.key)
+            if quotas is not None and state.limit.in_flight >= quotas.get(
+                candidate.endpoint.key, 0
+            ):
+                continue
             if state.breaker.admits(now_s) and state.limit.has_room(now_s):
                 if is_local:
                     self._local_in_flight += 1
@@ -151,8 +165,12 @@ class Router:
         if self.in_flight >= self.max_in_flight:
             return None  # whatever an endpoint may have room for, only a return makes room here
         moments = []
+        quotas = self._quotas_for(candidates)
         is_full = self._account.in_flight >= self._account.limit
         for candidate in candidates:
+            key = candidate.endpoint.key
+            if quotas is not None and self._state(key).limit.in_flight >= quotas.get(key, 0):
+                continue  # a return, or another mix
             at_s = self._reopens_at_s(candidate.endpoint.key, now_s)
             if not candidate.endpoint.is_local:
                 if now_s < self._account.paused_until_s:
@@ -177,6 +195,9 @@ class Router:
         match feedback:
             case Feedback.SUCCESS:
                 state.answered += 1
+                took_s = now_s - lease.sent_at_s
+                before_s = took_s if state.answer_s is None else state.answer_s
+                state.answer_s = before_s + _SMOOTHING * (took_s - before_s)
                 state.limit.succeeded()
                 state.breaker.succeeded()
                 if not lease.candidate.endpoint.is_local:
@@ -207,6 +228,28 @@ class Router:
             self._account.returned()
         return opened
 
+    def supplies(
+        self, costs: Mapping[EndpointKey, float], now_s: float, *, answer_s: float
+    ) -> tuple[Supply, ...]:
+        """What each endpoint can give as far as it has shown; nothing while its breaker is open.
+
+        One that never refused counts as boundless; where no answer has come yet, the mean of the
+        others stands in, and `answer_s` if there is none at all.
+        """
+        states = {key: self._state(key) for key in costs}
+        known = [state.answer_s for state in states.values() if state.answer_s is not None]
+        mean_s = sum(known) / len(known) if known else answer_s
+        supplies = []
+        for key, state in states.items():
+            slots = state.limit.settings.ceiling if state.limit.is_ramping else state.limit.limit
+            if state.breaker.state is not BreakerState.CLOSED:
+                slots = 0
+            took_s = mean_s if state.answer_s is None else state.answer_s
+            supplies.append(
+                Supply(key=key, cost=costs[key], slots=slots, answer_s=max(took_s, 1e-3))
+            )
+        return tuple(supplies)
+
     def reports(self, now_s: float) -> tuple[EndpointReport, ...]:
         """One frozen row per endpoint that ever had a request."""
         return tuple(
@@ -223,6 +266,13 @@ class Router:
             )
             for key, state in sorted(self._states.items())
         )
+
+    def _quotas_for(self, candidates: Sequence[Candidate]) -> Mapping[EndpointKey, int] | None:
+        """The quotas, unless they leave nothing for these: better late than never."""
+        quotas = self.quotas
+        if quotas is None or not any(item.endpoint.key in quotas for item in candidates):
+            return None
+        return quotas
 
     def _state(self, key: EndpointKey) -> _State:
         state = self._states.get(key)
