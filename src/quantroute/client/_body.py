@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from quantroute.client._local import LocalEndpoint
 from quantroute.client._outcome import ChatRequest
+from quantroute.client._replay import ReplayForm, replayed
 from quantroute.domain import Message
 
 __all__ = ["encode_body", "input_bound_tokens"]
@@ -50,11 +51,15 @@ def encode_body(
     max_tokens: int,
     preferences: Mapping[str, Any],
     local: LocalEndpoint | None = None,
+    replay: ReplayForm = ReplayForm.REASONING,
 ) -> bytes:
-    """The JSON body of one attempt, pinned by `preferences` (OpenRouter's `provider` object)."""
+    """The JSON body of one attempt, pinned by `preferences` (OpenRouter's `provider` object).
+
+    Earlier reasoning goes out in the form of `replay`, or in the local server's own.
+    """
     body: dict[str, Any] = {
         "model": request.model,
-        "messages": list(request.messages),
+        "messages": replayed(request.messages, replay if local is None else local.replay_form),
         "max_tokens": max_tokens,
         "provider": dict(preferences),
         **request.sampling.parameters(),

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from quantroute._http import Service, SessionPool
 from quantroute.client._classify import Classified, Kind
+from quantroute.client._replay import ReplayForm
 from quantroute.client._reply import Reply
 from quantroute.client._settlement import Post, Settlement, Void
 from quantroute.client._transport import Timeouts, Transport
@@ -64,6 +65,8 @@ class LocalEndpoint:
         reasoning_switch: names in `chat_template_kwargs` that switch reasoning on and off;
             templates differ (Kimi: thinking; Qwen: enable_thinking) and ignore others' names.
         answers_as: another name that its answers may carry in `model`.
+        replay_as: the field in which it reads the reasoning of earlier turns, "none" if it must not
+            get any.
     """
 
     name: str
@@ -82,6 +85,7 @@ class LocalEndpoint:
     key_variable: str | None = None
     reasoning_switch: tuple[str, ...] = ("thinking", "enable_thinking")
     answers_as: str | None = None
+    replay_as: str = ReplayForm.CONTENT.value
     endpoint: Endpoint = field(init=False, repr=False, compare=False)
     """As it stands among the others."""
 
@@ -95,6 +99,9 @@ class LocalEndpoint:
             count = getattr(self, limit)
             if count is not None and count < 1:
                 raise ConfigurationError(f"local {self.name}: {limit} must be at least 1")
+        if self.replay_as not in {item.value for item in ReplayForm}:
+            known = ", ".join(item.value for item in ReplayForm)
+            raise ConfigurationError(f"local {self.name}: replay_as must be one of {known}")
         quantization = Quantization.parse(self.quantization)
         if quantization is Quantization.UNKNOWN and self.quantization != "unknown":
             known = ", ".join(item.value for item in Quantization)
@@ -116,6 +123,11 @@ class LocalEndpoint:
             is_local=True,
         )
         object.__setattr__(self, "endpoint", endpoint)
+
+    @property
+    def replay_form(self) -> ReplayForm:
+        """How earlier reasoning is passed back to it."""
+        return ReplayForm(self.replay_as)
 
     @property
     def is_free(self) -> bool:

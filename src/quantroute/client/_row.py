@@ -34,6 +34,7 @@ from quantroute.client._outcome import (
     Provenance,
     RowRefused,
 )
+from quantroute.client._replay import form_for
 from quantroute.client._retry import Retry, next_step
 from quantroute.client._settlement import Hold, Post, Settlement, Void, settle
 from quantroute.client._transport import Exchange
@@ -216,6 +217,7 @@ class RowRun:
             max_tokens=candidate.max_tokens,
             preferences=offers.preferences(candidate),
             local=local.spec if local else None,
+            replay=form_for(candidate.endpoint),
         )
         if local is not None:
             return await local.transport.post(

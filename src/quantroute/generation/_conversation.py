@@ -252,6 +252,8 @@ class Conversation:
     async def _failed(
         self, state: RowState, problem: str, attempts: int, *, status: int = 0
     ) -> RowState:
+        if "reasoning_content" in problem and not self.config.replay_reasoning:
+            problem += " (this provider wants earlier reasoning back: set replay_reasoning)"
         await self.rows.note_failure(
             self.run_id,
             self.row,

@@ -108,6 +108,7 @@ class RunSpec:
     routing: RoutingMode = RoutingMode.PINNED
     local: tuple[LocalEndpoint, ...] = ()
     deadline_s: float | None = None
+    replay_reasoning: bool = False
     source_class: str = ""
 
     def __post_init__(self) -> None:
@@ -156,6 +157,7 @@ class RunSpec:
                 for item in self.datasets
             ),
             policy_class=self.source_class + policy_class(self.policy),
+            replay_reasoning=self.replay_reasoning,
             sources=tuple(
                 DatasetSource.of(item.prompts, name=item.name)
                 for item in self.datasets
@@ -193,6 +195,7 @@ class _RunTable(Table):
     elastic_limits: bool = True
     routing: Literal["pinned", "delegated"] = "pinned"
     deadline: StrictStr | None = None
+    replay_reasoning: StrictBool = False
     deadline_s: Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)] | None = None
 
 
@@ -247,6 +250,7 @@ class _LocalTable(Table):
     key_variable: StrictStr | None = None
     reasoning_switch: tuple[StrictStr, ...] = ("thinking", "enable_thinking")
     answers_as: StrictStr | None = None
+    replay_as: StrictStr = "reasoning_content"
 
 
 class _DatasetTable(Table):
@@ -313,6 +317,7 @@ def _run_spec(file: _File, source: RunFile) -> RunSpec:
             routing=RoutingMode(file.run.routing),
             local=local,
             deadline_s=_deadline(file.run, source),
+            replay_reasoning=file.run.replay_reasoning,
         )
     except ConfigurationError as error:
         raise source.error(("run",), error) from error
