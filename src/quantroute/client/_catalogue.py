@@ -35,12 +35,19 @@ _REFRESH_AT_MOST_EVERY_S: Final = 10.0
 #: The registry's cache is asked this often, not by each of a thousand requests a second.
 _ASK_EVERY_S: Final = 0.5
 _ASK_AGAIN_S: Final = 30.0
+_OBSERVATIONS_PER_LOOK: Final = 16
 
 log = get_logger("quantroute.client")
 
 
 class TooLong(Exception):
     """The prompt does not fit any eligible endpoint; internal, becomes a refused row."""
+
+
+@dataclass(slots=True)
+class _Ranks:
+    stamp: int = -1
+    factors: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +63,7 @@ class Offers:
     pins: Mapping[EndpointKey, Mapping[str, Any]]  # the `provider` object that pins each endpoint
     # Delegated routing: one for each set of endpoints that some request can be sent to.
     pools: dict[tuple[EndpointKey, ...], Pool] = field(default_factory=dict)
+    ranks: _Ranks = field(default_factory=_Ranks)
 
     def preferences(self, candidate: Candidate) -> Mapping[str, Any]:
         """The `provider` object to send."""
@@ -125,35 +133,45 @@ class Catalogue:
             raise NoEligibleEndpoint(model=request.model, reasons=offers.bound.reasons())
         input_tokens = input_bound_tokens(request.messages)
         share = self._output_share.get(request.model, _EXPECTED_SHARE)
-        fitting = [
-            (endpoint, quote, max_tokens)
-            for endpoint, quote in offers.quotes
-            if (max_tokens := _max_tokens(endpoint, request, input_tokens)) > 0
-        ]
-        if not fitting:
-            raise TooLong(_why_too_long(offers.quotes, request, input_tokens))
         found = []
-        for endpoint, quote, max_tokens in fitting:
+        expected_tokens = input_tokens // _BYTES_PER_TOKEN
+        for (endpoint, quote), factor in zip(offers.quotes, self._factors(offers), strict=True):
+            max_tokens = _max_tokens(endpoint, request, input_tokens)
+            if max_tokens <= 0:
+                continue
             attempt_pusd = quote.cost_pusd(
-                input_tokens=input_tokens // _BYTES_PER_TOKEN,
-                output_tokens=int(max_tokens * share),
+                input_tokens=expected_tokens, output_tokens=int(max_tokens * share)
             )
             found.append(
                 Candidate(
                     endpoint=endpoint,
                     # Not an amount of money but a rank: nothing is posted from it.
-                    expected_pusd=int(attempt_pusd * self.economy.factor(endpoint.key)),
+                    expected_pusd=int(attempt_pusd * factor),
                     worst_pusd=quote.cost_pusd(input_tokens=input_tokens, output_tokens=max_tokens),
                     max_tokens=max_tokens,
                     attempt_pusd=attempt_pusd,
                 )
             )
+        if not found:
+            raise TooLong(_why_too_long(offers.quotes, request, input_tokens))
         if self.mode is RoutingMode.DELEGATED:
             listed = [item for item in found if not item.endpoint.is_local]
             found = [item for item in found if item.endpoint.is_local]
             if listed:
                 found.append(self._pooled(offers, listed, input_tokens))
         return self.economy.ordered(found)
+
+    def _factors(self, offers: Offers) -> list[float]:
+        """Cost per accepted row and expected attempt, in the order of the quotes.
+
+        Looked up anew after some observations, not for each request: they move slowly.
+        """
+        stamp = self.economy.observations // _OBSERVATIONS_PER_LOOK
+        ranks = offers.ranks
+        if ranks.stamp != stamp:
+            ranks.stamp = stamp
+            ranks.factors = [self.economy.factor(endpoint.key) for endpoint, _ in offers.quotes]
+        return ranks.factors
 
     def _pooled(self, offers: Offers, found: Sequence[Candidate], input_tokens: int) -> Candidate:
         """One candidate for all: at the lowest output limit, lest the service drop some of them."""

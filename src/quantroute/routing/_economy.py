@@ -75,6 +75,8 @@ class _Sums:
 class EndpointEconomy:
     """Learns per endpoint and orders candidates by the expected cost of one accepted row."""
 
+    observations: int = field(default=0, init=False)
+    """Grows with everything that is learnt: factors are the same while it is."""
     _sums: dict[EndpointKey, _Sums] = field(default_factory=dict, init=False)
     _pooled_spend: float = field(default=1.0, init=False)
     _pooled_acceptance: float = field(default=PRIOR_ACCEPTANCE, init=False)
@@ -176,6 +178,7 @@ class EndpointEconomy:
 
     def _learnt(self, sums: _Sums) -> None:
         sums.is_stale = True
+        self.observations += 1
         self._until_pool -= 1
         if self._until_pool <= 0 or not self._mean_expected_pusd:
             self._pool()
