@@ -10,8 +10,8 @@ have predicted the answers, against the best single rate in hindsight. If there 
 the numerator over the *true* likelihood is a martingale that starts at 1, and the denominator is at
 least the true likelihood; so (Ville) E ever exceeds 1/a with probability a at most: however often
 one looks, whenever one stops, and also when routing shifts the traffic according to what came so
-far. A test for a fixed sample (Fisher's, say) promises nothing of the kind. The price is some 50 to
-100 answers more before an alarm.
+far. A test for a fixed sample (Fisher's, say) promises nothing of the kind. The price is patience:
+see docs/design/0008-routing.md.
 
 Classes and endpoints share the error: E must exceed their number over `FALSE_ALARMS`. A difference
 too small to act upon is none: see `LEAST_RATIO` and `LEAST_DIFFERENCE`.
