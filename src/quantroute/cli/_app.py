@@ -10,7 +10,16 @@ import typer
 from typer.core import TyperGroup
 
 from quantroute._version import __version__
-from quantroute.cli import _endpoints, _export, _generate, _plan, _serve, _simulate, _status
+from quantroute.cli import (
+    _endpoints,
+    _export,
+    _generate,
+    _plan,
+    _serve,
+    _simulate,
+    _status,
+    _train,
+)
 from quantroute.cli._exit import ExitCode, code_for
 from quantroute.cli._log import configure_logging
 from quantroute.cli._wording import explain
@@ -50,6 +59,7 @@ app.command("reconcile")(_status.reconcile)
 app.command("export")(_export.export)
 app.command("serve")(_serve.serve)
 app.command("simulate")(_simulate.simulate)
+app.command("train")(_train.train)
 
 
 def _print_version(value: bool) -> None:
