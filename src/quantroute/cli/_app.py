@@ -13,6 +13,7 @@ from quantroute._version import __version__
 from quantroute.cli import (
     _endpoints,
     _export,
+    _export_drafter,
     _generate,
     _plan,
     _serve,
@@ -60,6 +61,7 @@ app.command("export")(_export.export)
 app.command("serve")(_serve.serve)
 app.command("simulate")(_simulate.simulate)
 app.command("train")(_train.train)
+app.command("export-drafter")(_export_drafter.export_drafter)
 
 
 def _print_version(value: bool) -> None:

@@ -4,6 +4,7 @@ No trainer is ever imported here. The training data come as a folder with a mani
 """
 
 from quantroute.drafter._data import TrainingData
+from quantroute.drafter._export import DrafterExport, export_drafter
 from quantroute.drafter._launch import Launch, Measurement
 from quantroute.drafter._spec import TrainSpec, load_train_spec
 from quantroute.drafter._train import (
@@ -15,6 +16,7 @@ from quantroute.drafter._train import (
 )
 
 __all__ = [
+    "DrafterExport",
     "Launch",
     "Measurement",
     "Prepared",
@@ -22,6 +24,7 @@ __all__ = [
     "TrainReport",
     "TrainSpec",
     "TrainingData",
+    "export_drafter",
     "load_train_spec",
     "prepare_training",
     "train",

@@ -10,7 +10,10 @@ import json
 import zipfile
 from pathlib import Path
 
-__all__ = ["is_whole_safetensors", "latest_checkpoint", "set_torn_aside"]
+from quantroute.drafter._tensors import read_tensors
+from quantroute.errors import DatasetError
+
+__all__ = ["latest_checkpoint", "set_torn_aside"]
 
 
 def set_torn_aside(checkpoints: Path) -> tuple[Path, ...]:
@@ -29,20 +32,6 @@ def latest_checkpoint(checkpoints: Path) -> Path | None:
     return max(_numbered(checkpoints), key=lambda folder: int(folder.name), default=None)
 
 
-def is_whole_safetensors(path: Path) -> bool:
-    """Whether the file is as long as its own header says."""
-    try:
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            if length > path.stat().st_size:
-                return False
-            header = json.loads(file.read(length))
-        ends = [entry["data_offsets"][1] for name, entry in header.items() if name[:2] != "__"]
-        return path.stat().st_size == 8 + length + max(ends, default=0)
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
-
-
 def _numbered(checkpoints: Path) -> list[Path]:
     if not checkpoints.is_dir():
         return []
@@ -56,12 +45,11 @@ def _numbered(checkpoints: Path) -> list[Path]:
 def _is_whole(folder: Path) -> bool:
     try:
         json.loads((folder / "training_state.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        read_tensors(folder)
+    except (OSError, ValueError, DatasetError):
         return False
     # torch.save writes a zip whose directory comes last: a torn one has none.
-    return is_whole_safetensors(folder / "model.safetensors") and zipfile.is_zipfile(
-        folder / "optimizer_state_dict.pt"
-    )
+    return zipfile.is_zipfile(folder / "optimizer_state_dict.pt")
 
 
 def _free_name(folder: Path, name: str) -> Path:
