@@ -139,28 +139,32 @@ class RowRun:
         return outcome
 
     async def _admit(self, candidates: Sequence[Candidate]) -> tuple[Lease, EntryId]:
-        """A slot and the money for it; waits for either, never holding the one for the other."""
-        engine = self.engine
-        lease = await self._lease(candidates)
-        try:
-            return lease, await self._reserve(lease.candidate, wait=False)
-        except BudgetExceeded as shortage:
-            engine.dispatcher.release(lease, Feedback.NEUTRAL)
-            candidate = min(candidates, key=lambda item: item.worst_pusd)
-            if not shortage.can_ever_fit and candidate is lease.candidate:
-                raise
-        except BaseException:
-            engine.dispatcher.release(lease, Feedback.NEUTRAL)
-            raise
+        """A slot and the money for it; waits for either, never holding the one for the other.
 
-        entry_id = await engine.unless_stopped(
-            self._reserve(candidate, wait=True), undo=self._give_back
-        )
-        try:
-            return await self._lease([candidate]), entry_id
-        except BaseException:
+        Money that was waited for buys a slot that is free at that moment, or it is given back and
+        the row stands in line for a slot. Waiting with it for one endpoint would keep it from
+        others, and rows with other endpoints behind it in the line.
+        """
+        engine = self.engine
+        while True:
+            lease = await self._lease(candidates)
+            try:
+                return lease, await self._reserve(lease.candidate, wait=False)
+            except BudgetExceeded as shortage:
+                engine.dispatcher.release(lease, Feedback.NEUTRAL)
+                candidate = engine.dispatcher.cheapest_with_room(candidates)
+                if not shortage.can_ever_fit and candidate is lease.candidate:
+                    raise
+            except BaseException:
+                engine.dispatcher.release(lease, Feedback.NEUTRAL)
+                raise
+            entry_id = await engine.unless_stopped(
+                self._reserve(candidate, wait=True), undo=self._give_back
+            )
+            taken = engine.dispatcher.acquire_now([candidate])
+            if taken is not None:
+                return taken, entry_id
             await self._give_back(entry_id)
-            raise
 
     async def _never_sent(self, lease: Lease, entry_id: EntryId) -> None:
         self.engine.dispatcher.release(lease, Feedback.NEUTRAL)

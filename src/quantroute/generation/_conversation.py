@@ -154,12 +154,13 @@ class Conversation:
             return self.limits.after_cut(self._cut_at_tokens) or self.limits.full_tokens
         if not self.limits.is_elastic:
             return self.limits.full_tokens
-        account = account_of(self.config, self.row.prompt.dataset)
-        ledger = self.client.ledger
+        *above, own = map(
+            self.client.ledger.balance, lineage(account_of(self.config, self.row.prompt.dataset))
+        )
         return self.limits.choose(
             quote=await self.client.quote(self.config.model, self.config.sampling),
             input_tokens=input_bound_tokens(messages),
-            remaining_pusd=remaining_pusd(ledger.balance(path) for path in lineage(account)),
+            remaining_pusd=remaining_pusd(own, above, datasets=self.limits.datasets()),
         )
 
     def _messages(self, turn: int) -> tuple[Message, ...]:

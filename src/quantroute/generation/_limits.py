@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -65,12 +65,14 @@ class OutputLimits:
 
     Args:
         full_tokens: the user's own limit; never exceeded.
-        slots: requests that shall be in flight at once.
+        slots: requests that shall be in flight at once, of all datasets together.
+        datasets: how many share those slots now.
         is_elastic: False always gives the full limit.
     """
 
     full_tokens: int
     slots: int
+    datasets: Callable[[], int] = lambda: 1
     is_elastic: bool = True
     lengths: LengthModel = field(default_factory=LengthModel)
 
@@ -98,14 +100,16 @@ class OutputLimits:
         return min(self.full_tokens, _GROWTH * limit_tokens)
 
 
-def remaining_pusd(balances: Iterable[Balance]) -> int | None:
+def remaining_pusd(own: Balance, above: Iterable[Balance] = (), *, datasets: int = 1) -> int | None:
     """What the tightest of these accounts has not spent for good; None if none has a cap.
 
-    Reservations of requests under way count as not spent: most of each comes back.
+    Reservations of requests under way count as not spent: most of each comes back. `own` is the
+    dataset's account, which pays for its share of the slots only, and so counts as if each of the
+    `datasets` had as much.
     """
     found = [
-        balance.cap - balance.posted_pusd - balance.held_pusd
-        for balance in balances
+        parts * (balance.cap - balance.posted_pusd - balance.held_pusd)
+        for parts, balance in [(datasets, own), *((1, balance) for balance in above)]
         if balance.cap is not NO_CAP
     ]
     return max(0, min(found)) if found else None

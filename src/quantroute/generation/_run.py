@@ -246,7 +246,10 @@ class Run:
 
     def _share(self) -> int:
         """Rows under way of one feed, lest one that waits for money take all the room."""
-        return max(1, self._most_live // max(1, sum(not feed.is_over for feed in self._feeds)))
+        return max(1, self._most_live // self._feeds_under_way())
+
+    def _feeds_under_way(self) -> int:
+        return max(1, sum(not feed.is_over for feed in self._feeds))
 
     async def _has_more_money(self, feed: Feed) -> bool:
         assert feed.purse is not None
@@ -306,6 +309,7 @@ class Run:
             limits = self._limits[dataset] = OutputLimits(
                 full_tokens=self._config_of(dataset).max_output_tokens,
                 slots=self.client.max_in_flight,
+                datasets=self._feeds_under_way,
                 is_elastic=self._has_elastic_limits,
             )
         return limits

@@ -72,6 +72,9 @@ class _State:
     faults: int = 0
     rate_limited: int = 0
 
+    def has_room(self, now_s: float) -> bool:
+        return self.breaker.admits(now_s) and self.limit.has_room(now_s)
+
 
 @dataclass(slots=True)
 class Router:
@@ -107,12 +110,16 @@ class Router:
             return None
         for candidate in candidates:
             state = self._state(candidate.endpoint.key)
-            if state.breaker.admits(now_s) and state.limit.has_room(now_s):
+            if state.has_room(now_s):
                 self._account.sent(now_s)
                 state.limit.sent(now_s)
                 state.breaker.sent()
                 return Lease(candidate, now_s)
         return None
+
+    def with_room(self, candidates: Sequence[Candidate], now_s: float) -> list[Candidate]:
+        """Those among `candidates` whose endpoints would take one more request now."""
+        return [item for item in candidates if self._state(item.endpoint.key).has_room(now_s)]
 
     def retry_at_s(self, candidates: Sequence[Candidate], now_s: float) -> float | None:
         """When `acquire` may succeed without any request returning; None if time alone won't do."""
