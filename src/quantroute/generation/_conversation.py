@@ -218,11 +218,10 @@ class Conversation:
         return self.rows.turn_work(self.run_id, self.row, record, state=state, row_class=row_class)
 
     def _is_cut_short(self, record: TurnRecord, limit_tokens: int) -> bool:
-        """Whether a limit of ours, not the user's, cut the answer; learns the lengths of others."""
-        if record.row_class is not RowClass.TRUNCATED:
-            self.limits.lengths.add(record.output_tokens or 0)
-            return False
-        return self.limits.after_cut(limit_tokens) is not None
+        """Whether a limit of ours, not the user's, cut the answer; learns its length."""
+        self.limits.lengths.add(record.output_tokens or 0)
+        is_cut = record.row_class is RowClass.TRUNCATED
+        return is_cut and self.limits.after_cut(limit_tokens) is not None
 
     def _state(self) -> RowState:
         is_whole = len(self._chain) == len(self.row.prompt.turns)

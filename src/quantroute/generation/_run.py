@@ -22,7 +22,7 @@ from quantroute.generation._collector import calm_collector
 from quantroute.generation._config import RunConfig
 from quantroute.generation._conversation import ChatClient, Conversation, account_of
 from quantroute.generation._feed import Feed
-from quantroute.generation._limits import OutputLimits
+from quantroute.generation._limits import LENGTHS_KEPT, OutputLimits
 from quantroute.generation._prompts import Prompt
 from quantroute.generation._quality import RowClass
 from quantroute.generation._records import RowState, TurnRecord, digest
@@ -101,6 +101,7 @@ class Run:
         self._drain_s = drain_s
         self._has_elastic_limits = elastic_limits
         self._limits: dict[str, OutputLimits] = {}
+        self._known_lengths: dict[str, list[int]] = {}
         self._clock: Clock = clock or SystemClock()
         self._rows = RowStore(client.ledger.store)
         self._run_id = -1
@@ -143,6 +144,8 @@ class Run:
             self._resume = await self._rows.resume(
                 self._run_id, redo=self._redo, retry_refused=self._retry_refused
             )
+            if self._has_elastic_limits:
+                self._known_lengths = await self._rows.lengths(self._run_id, most=LENGTHS_KEPT)
             try:
                 with calm_collector():
                     await self._perform()
@@ -312,6 +315,8 @@ class Run:
                 datasets=self._feeds_under_way,
                 is_elastic=self._has_elastic_limits,
             )
+            for output_tokens in self._known_lengths.pop(dataset, ()):
+                limits.lengths.add(output_tokens)
         return limits
 
     def _row_is_over(self, feed: Feed, task: asyncio.Task[None]) -> None:
