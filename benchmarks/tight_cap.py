@@ -1,4 +1,4 @@
-"""How fast the last part of a cap is spent, and how much of it: elastic limits against fixed ones.
+"""How fast the last part of a cap is spent, and how much of it: elastic limits and what else there is.
 
     .venv/bin/python benchmarks/tight_cap.py [--slots 500] [--cap 25] [--mean 1000] [--fixed]
     .venv/bin/python benchmarks/tight_cap.py --grid [--seeds 3]   three sizes of a wave, ten minutes
@@ -20,16 +20,19 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 
 from quantroute import BudgetLedger, Client, EnvKey, Service
-from quantroute.generation import Prompt, Run, RunConfig
+from quantroute.generation import Prompt, Run, RunConfig, StatisticalReserve
+from quantroute.money import PicoUSD, to_usd
 from quantroute.simulator import AnswerSpec, ThreadedSimulator, kimi_mission_scenario
 
 MODEL = "moonshotai/kimi-k2.5"
 LIMIT_TOKENS = 16_384
 LONGEST_S = 400.0
 USD_PER_TOKEN = 2.2e-6  # of output, at the cheapest endpoint
+DEAREST_USD_PER_TOKEN = Decimal("0.0000033")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,12 +65,21 @@ async def watch(ledger: BudgetLedger, cap_pusd: int, seen: dict[int, float]) -> 
         await asyncio.sleep(0.02)
 
 
-async def measure(url: str, folder: Path, size: Size, *, elastic: bool) -> float | None:
+def statistical(size: Size, cap_pusd: int) -> StatisticalReserve:
+    """The reserve whose target is the cap; the ledger's own cap lies above it."""
+    worst_usd = Decimal(LIMIT_TOKENS) * DEAREST_USD_PER_TOKEN
+    return StatisticalReserve(
+        target_pusd=PicoUSD(cap_pusd), worst_pusd=PicoUSD(int(worst_usd * 10**12))
+    )
+
+
+async def measure(url: str, folder: Path, size: Size, *, how: str) -> float | None:
     """One run to its cap; the ratio that is looked for, None if 99% were never spent."""
     cap_pusd = int(size.cap_usd * 10**12)
-    path = folder / f"{elastic}.sqlite"
+    reserve = None if how != "statistical" else statistical(size, cap_pusd)
+    hard_pusd = cap_pusd + (reserve.worst_overrun_pusd(size.slots) if reserve else 0)
     async with (
-        BudgetLedger.open(path, cap=str(size.cap_usd)) as ledger,
+        BudgetLedger.open(folder / "l.sqlite", cap=to_usd(hard_pusd)) as ledger,
         Client(
             ledger=ledger,
             service=Service(base_url=url),
@@ -76,7 +88,7 @@ async def measure(url: str, folder: Path, size: Size, *, elastic: bool) -> float
         ) as client,
     ):
         config = RunConfig(name="r", model=MODEL, max_output_tokens=LIMIT_TOKENS, datasets=("d",))
-        run = Run(client, config, prompts(), elastic_limits=elastic)
+        run = Run(client, config, prompts(), elastic_limits=how == "elastic", reserve=reserve)
         seen: dict[int, float] = {}
         watcher = asyncio.create_task(watch(ledger, cap_pusd, seen))
         stopper = asyncio.get_running_loop().call_later(LONGEST_S, run.request_stop)
@@ -96,7 +108,7 @@ async def measure(url: str, folder: Path, size: Size, *, elastic: bool) -> float
     ratio = (seen[99] - seen[50]) / (49 * pace_s) if 99 in seen else None
     shown = "not reached" if ratio is None else f"{ratio:.2f}"
     print(
-        f"{'elastic' if elastic else 'fixed  '}  wave {size.wave:4.1%} of the cap   "
+        f"{how:12} wave {size.wave:4.1%} of the cap   "
         f"50%->99%: {shown} x full speed   "
         f"spent {spent:.2%}   cut and redone {cut_pusd / cap_pusd:.2%}   "
         f"rows {report.finished:,}   {report.elapsed_s:.0f} s   {report.stop_reason.value}",
@@ -105,7 +117,7 @@ async def measure(url: str, folder: Path, size: Size, *, elastic: bool) -> float
     return ratio
 
 
-def run_once(size: Size, seed: int, *, elastic: bool = True) -> float | None:
+def run_once(size: Size, seed: int, *, how: str = "elastic") -> float | None:
     """One run against a fresh service in a thread of its own."""
     scenario = kimi_mission_scenario(
         time_scale=size.time_scale,
@@ -116,7 +128,7 @@ def run_once(size: Size, seed: int, *, elastic: bool = True) -> float | None:
         tempfile.TemporaryDirectory() as folder,
     ):
         os.environ["BENCH_KEY"] = simulator.api_key
-        return asyncio.run(measure(simulator.base_url, Path(folder), size, elastic=elastic))
+        return asyncio.run(measure(simulator.base_url, Path(folder), size, how=how))
 
 
 def grid(slots: int, sigma: float, seeds: int) -> None:
@@ -141,6 +153,7 @@ def main() -> None:
     parser.add_argument("--sigma", type=float, default=0.6)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--fixed", action="store_true", help="also measure fixed limits (minutes)")
+    parser.add_argument("--statistical", action="store_true", help="also the statistical reserve")
     parser.add_argument("--grid", action="store_true", help="three sizes of a wave (minutes)")
     parser.add_argument("--quick", action="store_true", help="a self-check of a few seconds")
     args = parser.parse_args()
@@ -158,8 +171,11 @@ def main() -> None:
         grid(args.slots, args.sigma, args.seeds)
         return
     for seed in range(1, args.seeds + 1):
-        for elastic in (True, False) if args.fixed or args.quick else (True,):
-            run_once(size, seed, elastic=elastic)
+        run_once(size, seed)
+        if args.statistical or args.quick:
+            run_once(size, seed, how="statistical")
+        if args.fixed or args.quick:
+            run_once(size, seed, how="fixed")
 
 
 if __name__ == "__main__":

@@ -114,6 +114,24 @@ def generate(
             "spend the last part of the cap slowly, but keep the longest answers' share exact.",
         ),
     ] = True,
+    statistical_reserve: Annotated[
+        float | None,
+        typer.Option(
+            metavar="P",
+            help="Not a hard cap: reserve what the answers in flight will cost together with "
+            "probability P (0.999), by what answers cost so far, instead of each one's worst "
+            "case. Keeps output limits whole to the end; needs --accept-overrun-usd.",
+        ),
+    ] = None,
+    accept_overrun_usd: Annotated[
+        str | None,
+        typer.Option(
+            "--accept-overrun-usd",
+            metavar="USD",
+            help="What may be spent beyond --cap with --statistical-reserve; together they are the "
+            "hard cap. At least the worst case, which is printed if it is more.",
+        ),
+    ] = None,
     max_in_flight: Annotated[
         int, typer.Option(min=1, help="Requests on the wire at once.")
     ] = DEFAULT_MAX_IN_FLIGHT,
@@ -179,6 +197,9 @@ def generate(
         raise ConfigurationError("--cap is needed for a new run: a hard limit in USD such as 5.00")
     if cap is not None:
         cap_pusd(cap)  # refuse an impossible one before anything is read
+    overrun = options.build_overrun(
+        cap=cap, probability=statistical_reserve, accepted=accept_overrun_usd
+    )
     config = RunConfig(
         name=folder.name,
         model=model,
@@ -202,6 +223,7 @@ def generate(
         redo=classes,
         retry_refused=retry_refused,
         elastic_limits=elastic_limits,
+        overrun=overrun,
         as_json=as_json,
     )
 

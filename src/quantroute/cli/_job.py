@@ -8,6 +8,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Final
 
+from quantroute.cli._options import Overrun
 from quantroute.cli._output import show
 from quantroute.cli._progress import Reporter
 from quantroute.cli._rundir import RunFolder
@@ -21,10 +22,13 @@ from quantroute.generation import (
     Run,
     RunConfig,
     RunReport,
+    StatisticalReserve,
     builtin_prompts,
     read_prompts,
+    worst_request_pusd,
 )
 from quantroute.ledger import Balance, BudgetLedger, StatementLine
+from quantroute.money import format_usd
 from quantroute.policy import BoundPolicy, ExclusionPolicy
 from quantroute.registry import ProviderRegistry
 from quantroute.report import verdict_table
@@ -54,7 +58,13 @@ class Job:
     redo: frozenset[RowClass]
     retry_refused: bool
     elastic_limits: bool
+    overrun: Overrun | None
     as_json: bool
+
+    @property
+    def hard_cap(self) -> str | None:
+        """The ledger's cap; None keeps the one it has."""
+        return self.cap if self.overrun is None else self.overrun.hard_cap
 
     def prompts(self) -> Iterator[Prompt]:
         """The prompts, read lazily."""
@@ -111,8 +121,9 @@ async def perform(job: Job, target: Target) -> Outcome:
             show(verdict_table(bound, title=job.config.model, wording=as_options))
         if not bound.eligible:
             raise NoEligibleEndpoint(model=job.config.model, reasons=bound.reasons())
+        reserve = _statistical_reserve(job, bound)
         async with (
-            BudgetLedger.open(job.folder.store, cap=job.cap) as ledger,
+            BudgetLedger.open(job.folder.store, cap=job.hard_cap) as ledger,
             Client(
                 ledger=ledger,
                 policy=job.policy,
@@ -122,7 +133,7 @@ async def perform(job: Job, target: Target) -> Outcome:
                 max_in_flight=job.max_in_flight,
             ) as client,
         ):
-            return await _run(job, target, client, bound)
+            return await _run(job, target, client, bound, reserve)
 
 
 async def _verdicts(job: Job, target: Target, registry: ProviderRegistry) -> BoundPolicy:
@@ -137,7 +148,38 @@ async def _verdicts(job: Job, target: Target, registry: ProviderRegistry) -> Bou
         return await client.verdicts(job.config.model, sampling=job.config.sampling)
 
 
-async def _run(job: Job, target: Target, client: Client, bound: BoundPolicy) -> Outcome:
+def _statistical_reserve(job: Job, bound: BoundPolicy) -> StatisticalReserve | None:
+    """The soft cap that was asked for; its worst case is printed, and must have been accepted.
+
+    Raises:
+        ConfigurationError: too little overrun was accepted.
+    """
+    if job.overrun is None:
+        return None
+    reserve = StatisticalReserve(
+        target_pusd=job.overrun.target_pusd,
+        worst_pusd=worst_request_pusd(bound.eligible, job.prompts(), job.config.max_output_tokens),
+        probability=job.overrun.probability,
+    )
+    accepted_pusd = job.overrun.accepted_pusd
+    reserve.check_accepted(accepted_pusd=accepted_pusd, requests=job.max_in_flight)
+    if not job.as_json:
+        worst = format_usd(reserve.worst_overrun_pusd(job.max_in_flight))
+        show(
+            f"statistical reserve: {format_usd(job.overrun.target_pusd)} is a target, not a hard "
+            f"cap. If every answer in flight hit its limit, {worst} more could be spent; the hard "
+            f"cap is {format_usd(job.overrun.target_pusd + accepted_pusd)}."
+        )
+    return reserve
+
+
+async def _run(
+    job: Job,
+    target: Target,
+    client: Client,
+    bound: BoundPolicy,
+    reserve: StatisticalReserve | None,
+) -> Outcome:
     ledger = client.ledger
     before_pusd = ledger.balance().posted_pusd
     # The embedded simulator starts with an account of its own each time.
@@ -149,6 +191,7 @@ async def _run(job: Job, target: Target, client: Client, bound: BoundPolicy) -> 
         redo=job.redo,
         retry_refused=job.retry_refused,
         elastic_limits=job.elastic_limits,
+        reserve=reserve,
     )
     reporter = Reporter(client, total_rows=job.total_rows, is_silent=job.as_json)
     # A word at once: silence would provoke a second Ctrl+C.

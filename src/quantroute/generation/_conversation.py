@@ -26,6 +26,7 @@ from quantroute.generation._limits import OutputLimits, remaining_pusd
 from quantroute.generation._quality import RowClass, classify
 from quantroute.generation._records import RowState, StoredRow, TurnRecord, turn_record
 from quantroute.generation._rows import RowId, RowStore
+from quantroute.generation._statistical import StatisticalReserve
 from quantroute.ledger import Account, BudgetLedger, EntryId, lineage
 from quantroute.storage import Work
 
@@ -73,6 +74,7 @@ class Conversation:
         redo: classes of answers that are to be had anew, and everything after them.
         on_answer: told of each answer that came in.
         limits: the dataset's output limits, which may be below the run's while money is short.
+        reserve: the soft cap above which nothing is asked, if the run has one.
     """
 
     client: ChatClient
@@ -83,6 +85,7 @@ class Conversation:
     clock: Clock
     on_answer: Callable[[TurnRecord], None]
     limits: OutputLimits
+    reserve: StatisticalReserve | None = None
     done: StoredRow | None = None
     redo: Set[RowClass] = frozenset()
     _chain: list[TurnRecord] = field(default_factory=list, init=False)
@@ -146,7 +149,10 @@ class Conversation:
         def sink(answer: Answer, entry_id: EntryId) -> Work[None]:
             return self._keep(answer, entry_id, turn, messages, limit_tokens)
 
-        return await self.client.complete(request, sink=sink)
+        if self.reserve is None:
+            return await self.client.complete(request, sink=sink)
+        async with self.reserve.place(self.client.ledger):
+            return await self.client.complete(request, sink=sink)
 
     async def _limit(self, messages: tuple[Message, ...]) -> int:
         """The output limit to ask with: after a cut, a larger one than that."""
@@ -205,6 +211,8 @@ class Conversation:
             created_at_s=self.clock.time_s(),
         )
         self.on_answer(record)
+        if self.reserve is not None and record.cost_pusd is not None:
+            self.reserve.note(record.cost_pusd)
         if self._is_cut_short(record, limit_tokens):
             # Kept, as everything that was paid for, but asked for again: the row stays open.
             self._cut_at_tokens = limit_tokens

@@ -35,6 +35,7 @@ from quantroute.generation._report import (
     stop_reason,
 )
 from quantroute.generation._rows import Resume, RowId, RowStore, StoredRun
+from quantroute.generation._statistical import StatisticalReserve
 from quantroute.ledger import Account
 from quantroute.storage import MEMORY, FileLock
 
@@ -74,6 +75,7 @@ class Run:
         elastic_limits: reserve less per request while money is short for the asked concurrency, by
             asking with lower output limits; answers cut by those are asked for again. Never above
             the configured limit. See docs/design/0007-tight-cap.md.
+        reserve: a soft cap by expectation, under the ledger's hard one; output limits stay whole.
         clock: a seam for tests.
     """
 
@@ -88,6 +90,7 @@ class Run:
         retry_refused: bool = False,
         drain_s: float = DEFAULT_DRAIN_S,
         elastic_limits: bool = True,
+        reserve: StatisticalReserve | None = None,
         clock: Clock | None = None,
     ) -> None:
         if drain_s < 0:
@@ -99,7 +102,8 @@ class Run:
         self._redo = frozenset(redo)
         self._retry_refused = retry_refused
         self._drain_s = drain_s
-        self._has_elastic_limits = elastic_limits
+        self._has_elastic_limits = elastic_limits and reserve is None
+        self._reserve = reserve
         self._limits: dict[str, OutputLimits] = {}
         self._known_lengths: dict[str, list[int]] = {}
         self._clock: Clock = clock or SystemClock()
@@ -342,6 +346,7 @@ class Run:
                 clock=self._clock,
                 on_answer=functools.partial(self._count_answer, feed),
                 limits=self._limits_of(row.prompt.dataset),
+                reserve=self._reserve,
                 done=done,
                 redo=self._redo,
             )
