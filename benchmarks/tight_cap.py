@@ -1,6 +1,7 @@
-"""How fast the last part of a cap is spent, and how much of it: elastic limits and what else there is.
+"""How fast the last part of a cap is spent, and how much of it, with each kind of reserve.
 
-    .venv/bin/python benchmarks/tight_cap.py [--slots 500] [--cap 25] [--mean 1000] [--fixed]
+    .venv/bin/python benchmarks/tight_cap.py [--slots 500] [--cap 25] [--mean 1000]
+                                             [--fixed] [--statistical] [--seeds 3]
     .venv/bin/python benchmarks/tight_cap.py --grid [--seeds 3]   three sizes of a wave, ten minutes
     .venv/bin/python benchmarks/tight_cap.py --quick
 
@@ -30,7 +31,7 @@ from quantroute.simulator import AnswerSpec, ThreadedSimulator, kimi_mission_sce
 
 MODEL = "moonshotai/kimi-k2.5"
 LIMIT_TOKENS = 16_384
-LONGEST_S = 400.0
+LONGEST_S = 900.0
 USD_PER_TOKEN = 2.2e-6  # of output, at the cheapest endpoint
 DEAREST_USD_PER_TOKEN = Decimal("0.0000033")
 
@@ -152,6 +153,7 @@ def main() -> None:
     parser.add_argument("--mean", type=float, default=1000.0)
     parser.add_argument("--sigma", type=float, default=0.6)
     parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--time-scale", type=float, default=0.1, help="of the simulated latencies")
     parser.add_argument("--fixed", action="store_true", help="also measure fixed limits (minutes)")
     parser.add_argument("--statistical", action="store_true", help="also the statistical reserve")
     parser.add_argument("--grid", action="store_true", help="three sizes of a wave (minutes)")
@@ -164,7 +166,7 @@ def main() -> None:
         cap_usd=args.cap,
         mean_tokens=args.mean,
         sigma=args.sigma,
-        time_scale=0.02 if args.quick else 0.1,
+        time_scale=0.02 if args.quick else args.time_scale,
     )
     print(f"{args.slots} slots, mean {args.mean:.0f} tokens, sigma {args.sigma}")
     if args.grid:
