@@ -28,26 +28,35 @@ def reserve(
 def test_before_answers_are_seen_every_request_counts_at_its_worst() -> None:
     fresh = reserve()
     for _ in range(63):
-        fresh.note(10)
-    assert fresh.bound_pusd(5) == 5_000
-    fresh.note(10)
-    assert fresh.bound_pusd(5) == 50
+        fresh.learn(duration_s=1.0, cost_pusd=10)
+    assert fresh.bound_pusd(more=5, now_s=0.0) == 5_000
+    fresh.learn(duration_s=1.0, cost_pusd=10)
+    assert fresh.bound_pusd(more=5, now_s=0.0) == 50
 
 
-def test_long_answers_are_over_represented_among_those_under_way() -> None:
-    """Half cost 1 and half 3: of those under way three in four are dear, on average 2.5."""
-    seen = reserve(probability=0.5)
-    for cost in (1, 3) * 50:
-        seen.note(1_000 * cost)
-    assert seen.bound_pusd(1_000) == 999 * 2_500 + 3_000  # and one of them the dearest seen
+async def test_what_is_under_way_for_long_is_expected_to_be_dear() -> None:
+    """Half take one second and cost 1,000, half take three and cost 3,000."""
+    async with BudgetLedger.in_memory(cap="1") as ledger, AsyncExitStack() as stack:
+        seen = reserve(target=10**9, probability=0.5)
+        for seconds in (1, 3) * 50:
+            seen.learn(duration_s=seconds, cost_pusd=1_000 * seconds)
+        for _ in range(20):
+            await stack.enter_async_context(seen.place(ledger))
+        began_s = asyncio.get_running_loop().time()
+        # The mean of all, and one of them as dear as any; then only the long ones are left.
+        assert seen.bound_pusd(more=0, now_s=began_s) == 19 * 2_000 + 3_000
+        assert seen.bound_pusd(more=0, now_s=began_s + 2) == 19 * 3_000 + 1_000 + 3_000
+        assert seen.bound_pusd(more=0, now_s=began_s + 99) == 19 * 3_000 + 1_000 + 3_000
 
 
 @given(st.integers(0, 2**32), st.integers(1, 3_000))
 def test_the_bound_grows_with_the_number_under_way(seed: int, requests: int) -> None:
     rng, seen = random.Random(seed), reserve()
     for _ in range(200):
-        seen.note(round(rng.lognormvariate(8, 0.8)))
-    assert 0 < seen.bound_pusd(requests) <= seen.bound_pusd(requests + 1)
+        cost = round(rng.lognormvariate(8, 0.8))
+        seen.learn(duration_s=float(cost), cost_pusd=cost)
+    bounds = [seen.bound_pusd(more=requests + more, now_s=0.0) for more in (0, 1)]
+    assert 0 < bounds[0] <= bounds[1]
 
 
 async def test_a_run_spends_its_target_with_every_slot_busy_and_whole_limits() -> None:

@@ -151,8 +151,11 @@ class Conversation:
 
         if self.reserve is None:
             return await self.client.complete(request, sink=sink)
-        async with self.reserve.place(self.client.ledger):
-            return await self.client.complete(request, sink=sink)
+        async with self.reserve.place(self.client.ledger) as place:
+            completion = await self.client.complete(request, sink=sink)
+            if isinstance(completion, Answered):
+                place.cost_pusd = completion.answer.cost_pusd
+            return completion
 
     async def _limit(self, messages: tuple[Message, ...]) -> int:
         """The output limit to ask with: after a cut, a larger one than that."""
@@ -211,8 +214,6 @@ class Conversation:
             created_at_s=self.clock.time_s(),
         )
         self.on_answer(record)
-        if self.reserve is not None and record.cost_pusd is not None:
-            self.reserve.note(record.cost_pusd)
         if self._is_cut_short(record, limit_tokens):
             # Kept, as everything that was paid for, but asked for again: the row stays open.
             self._cut_at_tokens = limit_tokens
