@@ -15,7 +15,7 @@ The judge is the simulator's bill. An answer is *whole* if it was charged and de
 A row is *accepted* if it is whole and its endpoint was labelled with the model's native format when
 it answered. *Lost* is a whole answer that is not among a contender's rows, *twice* a prompt with
 two whole answers. Exits with 1 if quantroute loses a row, buys one twice, exceeds the cap, spends
-less than 99% of it, differs from the bill, or takes a row below native precision.
+less than 99% of it (98% with --quick), differs from the bill, or takes a row below native precision.
 """
 
 from __future__ import annotations
@@ -96,6 +96,7 @@ class Size:
     slots: int
     mean_tokens: int
     time_scale: float
+    least_spent: float = 0.99
     output_usd_per_token: Decimal = Decimal("0.0000022")
 
     @property
@@ -120,7 +121,8 @@ class Size:
 
 
 FULL = Size(slots=160, mean_tokens=1_000, time_scale=0.1)
-QUICK = Size(slots=40, mean_tokens=300, time_scale=0.06)
+#: Each of six datasets leaves less than one reservation, which is a part of 150 rows, not of 7,000.
+QUICK = Size(slots=40, mean_tokens=300, time_scale=0.06, least_spent=0.98)
 
 
 def endpoints() -> tuple[tuple[EndpointSpec, ...], tuple[ProviderSpec, ...], str]:
@@ -213,7 +215,7 @@ class Outcome:
     least_share: float
     wall_s: float
 
-    def problems(self) -> list[str]:
+    def problems(self, *, least_spent: float) -> list[str]:
         """What must not be, of a contender that promises."""
         found = {
             "rows lost": self.lost,
@@ -223,7 +225,7 @@ class Outcome:
             "pico-dollars between ledger and bill": abs((self.ledger_pusd or 0) - self.bill_pusd),
         }
         lines = [f"{count:,} {what}" for what, count in found.items() if count]
-        if self.bill_pusd < 0.99 * self.cap_pusd:
+        if self.bill_pusd < least_spent * self.cap_pusd:
             lines.append(f"only {self.bill_pusd / self.cap_pusd:.2%} of the cap spent")
         return lines
 
@@ -424,10 +426,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--quick", action="store_true", help="a self-check of half a minute")
     args = parser.parse_args()
-    outcomes = compete(QUICK if args.quick else FULL)
+    size = QUICK if args.quick else FULL
+    outcomes = compete(size)
     print(table(outcomes))
     ours = outcomes[-1]
-    problems = ours.problems()
+    problems = ours.problems(least_spent=size.least_spent)
     best_s = min(outcome.wall_s for outcome in outcomes[:-1])
     print(f"\nquantroute took {ours.wall_s / best_s:.2f} times the faster script's time")
     for problem in problems:
