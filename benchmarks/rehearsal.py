@@ -15,7 +15,7 @@ The judge is the simulator's bill. An answer is *whole* if it was charged and de
 A row is *accepted* if it is whole and its endpoint was labelled with the model's native format when
 it answered. *Lost* is a whole answer that is not among a contender's rows, *twice* a prompt with
 two whole answers. Exits with 1 if quantroute loses a row, buys one twice, exceeds the cap, spends
-less than 99% of it (98% with --quick), differs from the bill, or takes a row below native precision.
+less than 99% of it (98% with --quick), differs from the bill, or takes a row below native format.
 """
 
 from __future__ import annotations
