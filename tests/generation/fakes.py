@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +13,7 @@ from quantroute.client import (
     Answer,
     Answered,
     AnswerSink,
+    Attendance,
     ChatRequest,
     Completion,
     GaveUp,
@@ -85,6 +87,10 @@ class FakeClient:
     peak_live: int = 0
     live: int = 0
     reason: QuantrouteError | None = None
+
+    @asynccontextmanager
+    async def attended(self) -> AsyncIterator[Attendance]:
+        yield Attendance()
 
     async def quote(self, model: str, sampling: Sampling) -> Quote | None:
         return ENDPOINT.pricing.quote()

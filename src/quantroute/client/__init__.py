@@ -1,5 +1,6 @@
 """One request end to end: reserve, send, classify, retry, settle."""
 
+from quantroute.client._accounts import KeyComparison, KeyUsage
 from quantroute.client._body import input_bound_tokens
 from quantroute.client._client import DEFAULT_MAX_IN_FLIGHT, Client
 from quantroute.client._outcome import (
@@ -12,8 +13,9 @@ from quantroute.client._outcome import (
     Provenance,
     RowRefused,
 )
-from quantroute.client._reconcile import KeyUsage, Reconciliation
+from quantroute.client._reconcile import Reconciliation
 from quantroute.client._retry import RetryPolicy
+from quantroute.client._settling import Attendance, SettlingSettings
 from quantroute.client._transport import Timeouts
 
 __all__ = [
@@ -21,15 +23,18 @@ __all__ = [
     "Answer",
     "AnswerSink",
     "Answered",
+    "Attendance",
     "ChatRequest",
     "Client",
     "Completion",
     "GaveUp",
+    "KeyComparison",
     "KeyUsage",
     "Provenance",
     "Reconciliation",
     "RetryPolicy",
     "RowRefused",
+    "SettlingSettings",
     "Timeouts",
     "input_bound_tokens",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Set
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Protocol
@@ -12,6 +13,7 @@ from quantroute.client import (
     Answer,
     Answered,
     AnswerSink,
+    Attendance,
     ChatRequest,
     Completion,
     GaveUp,
@@ -54,6 +56,9 @@ class ChatClient(Protocol):
 
     def admit_again(self) -> None:
         """Take back `stop_admitting`."""
+
+    def attended(self) -> AbstractAsyncContextManager[Attendance]:
+        """Watches over the money of a run while in the block."""
 
     async def quote(self, model: str, sampling: Sampling) -> Quote | None:
         """Price ceilings of the cheapest endpoint that may serve such requests."""

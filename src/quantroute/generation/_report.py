@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from quantroute.client import Attendance
 from quantroute.errors import (
     AccountError,
     BudgetExceeded,
@@ -95,6 +96,8 @@ class RunReport:
     the other figures are of this start. `strays` are stored rows that no prompt of this start asked
     for (the prompt file was changed); None if not all prompts were read. `cut_off` rows were still
     under way when the time to drain was over; what was in flight the ledger holds as unknown.
+    `attendance` says what the key had spent before and after, and which charges were found out
+    meanwhile.
     """
 
     run: str
@@ -111,6 +114,7 @@ class RunReport:
     counts: tuple[RowCounts, ...]
     spent_pusd: int
     elapsed_s: float
+    attendance: Attendance = field(default_factory=Attendance)
 
     @property
     def is_complete(self) -> bool:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from quantroute._log import get_logger
+from quantroute.client import Attendance
 from quantroute.clock import Clock, SystemClock
 from quantroute.errors import (
     BudgetExceeded,
@@ -144,14 +145,15 @@ class Run:
                 self._run_id, redo=self._redo, retry_refused=self._retry_refused
             )
             try:
-                with calm_collector():
-                    await self._perform()
+                async with self.client.attended() as attendance:
+                    with calm_collector():
+                        await self._perform()
             finally:
                 if self._stop.is_set():
                     self.client.admit_again()
             if self._stopped_by is not None and stop_reason(self._stopped_by) is None:
                 raise self._stopped_by
-            return await self._report(stored, self._clock.now_s() - began_s)
+            return await self._report(stored, self._clock.now_s() - began_s, attendance)
 
     def request_stop(self) -> None:
         """Admit nothing more and drain what is in flight; call it on the run's event loop."""
@@ -403,7 +405,9 @@ class Run:
         with FileLock(Path(f"{self._rows.path}.run-{self.config.name}.lock")):
             yield
 
-    async def _report(self, stored: StoredRun, elapsed_s: float) -> RunReport:
+    async def _report(
+        self, stored: StoredRun, elapsed_s: float, attendance: Attendance
+    ) -> RunReport:
         error: QuantrouteError | None = self._stopped_by
         if error is None:
             error = next(iter(self._capped.values()), None)
@@ -423,6 +427,7 @@ class Run:
             counts=await self._rows.counts(stored.run_id),
             spent_pusd=self.client.ledger.balance(Account(stored.name)).posted_pusd,
             elapsed_s=elapsed_s,
+            attendance=attendance,
         )
 
 
