@@ -18,7 +18,7 @@ from quantroute.cli._wording import as_options
 from quantroute.domain import Pricing
 from quantroute.errors import ConfigurationError
 from quantroute.money import usd_per_million
-from quantroute.policy import BoundPolicy, ExclusionPolicy, Verdict
+from quantroute.policy import BoundPolicy, ExclusionPolicy, Verdict, implausible_prices
 from quantroute.registry import EndpointList, ProviderRegistry
 from quantroute.report import verdict_table
 
@@ -115,11 +115,15 @@ def _print(listing: EndpointList, bound: BoundPolicy) -> None:
 
 
 def _as_data(listing: EndpointList, bound: BoundPolicy) -> dict[str, Any]:
+    odd = implausible_prices(listing.endpoints)
     return {
         "model": listing.model,
         "fetched_at_s": listing.fetched_at_s,
         "is_stale": listing.is_stale,
-        "endpoints": [_verdict_data(verdict) for verdict in bound.verdicts],
+        "endpoints": [
+            _verdict_data(verdict) | {"price_warning": odd.get(verdict.endpoint.key)}
+            for verdict in bound.verdicts
+        ],
         "problems": [str(problem) for problem in listing.problems],
     }
 

@@ -78,8 +78,9 @@ def plan(
     """Count prompts and duplicates, judge endpoints, and share the cap, before spending.
 
     Spends nothing without --probe; rows that a probe buys belong to the run, and what earlier
-    starts have done counts. Exit code 0: it fits; 3: the cap does not reach the targets, and the
-    plan says which cap would; 5: no endpoint is eligible.
+    starts have done counts. Exit codes are those that `generate` would end with: 0: it fits; 3: the
+    cap does not reach the targets, and the plan says which cap would; 4: the prompts do not, and
+    the plan says how many rollouts would; 5: no endpoint is eligible.
 
     quantroute plan run.toml --simulate
 
@@ -117,8 +118,15 @@ def plan(
         print_json(_as_data(made, bought))
     else:
         _print(made, bought)
+    if (code := _exit_code(made)) is not ExitCode.DONE:
+        raise typer.Exit(code)
+
+
+def _exit_code(made: Plan) -> ExitCode:
+    """What `quantroute generate` would end with, as far as it can be foreseen."""
     if not made.fits:
-        raise typer.Exit(ExitCode.CAP_REACHED)
+        return ExitCode.CAP_REACHED
+    return ExitCode.DONE if made.is_supplied else ExitCode.INCOMPLETE
 
 
 def read_spec(path: Path, *, base_url: str, simulate: bool) -> RunSpec:
@@ -190,6 +198,8 @@ def _as_data(made: Plan, bought: RunReport | None) -> dict[str, Any]:
         "cap_pusd": made.cap_pusd,
         "spent_pusd": made.spent_pusd,
         "fits": made.fits,
+        "prompts_suffice": made.is_supplied,
+        "exit_code": int(_exit_code(made)),
         "floor_pusd": made.floor_pusd,
         "cost_low_pusd": made.cost_low_pusd,
         "cost_high_pusd": made.cost_high_pusd,

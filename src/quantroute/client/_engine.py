@@ -15,7 +15,7 @@ from quantroute.client._outcome import RowRefused
 from quantroute.client._retry import RetryPolicy
 from quantroute.client._transport import Transport
 from quantroute.clock import Clock
-from quantroute.errors import AccountError, QuantrouteError
+from quantroute.errors import QuantrouteError, RefusedAlike
 from quantroute.ledger import BudgetLedger
 from quantroute.secrets import EnvKey
 
@@ -106,7 +106,7 @@ class Engine:
         """Notice when every row is refused alike.
 
         Raises:
-            AccountError: it happened often enough to stop the run.
+            RefusedAlike: it happened often enough to stop the run.
         """
         refusal = (refused.status, refused.problem)
         self._refusals_in_a_row = (
@@ -114,10 +114,8 @@ class Engine:
         )
         self._last_refusal = refusal
         if self._refusals_in_a_row >= _SAME_REFUSALS:
-            raise AccountError(
-                problem=f"the service refused {self._refusals_in_a_row} rows in a row alike "
-                f"(status {refused.status}: {refused.problem}); check model, parameters and key",
-                status=refused.status,
+            raise RefusedAlike(
+                refusal=refused.problem, status=refused.status, rows=self._refusals_in_a_row
             )
 
     def count_answer(self) -> None:

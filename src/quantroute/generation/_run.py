@@ -18,6 +18,7 @@ from quantroute.errors import (
     ConfigurationError,
     DatasetError,
     QuantrouteError,
+    RefusedAlike,
 )
 from quantroute.generation._collector import calm_collector
 from quantroute.generation._config import RunConfig
@@ -151,6 +152,8 @@ class Run:
             finally:
                 if self._stop.is_set():
                     self.client.admit_again()
+            if isinstance(self._stopped_by, RefusedAlike):
+                await self._reopen_refused(self._stopped_by)
             if self._stopped_by is not None and stop_reason(self._stopped_by) is None:
                 raise self._stopped_by
             return await self._report(stored, self._clock.now_s() - began_s, attendance)
@@ -387,6 +390,15 @@ class Run:
             # cap is reached, waiting rows may still fit into what those in flight give back; an
             # unreadable prompt is no reason for the rows before it to end.
             self.client.stop_admitting(error)
+
+    async def _reopen_refused(self, error: RefusedAlike) -> None:
+        """The rows refused before it was clear that all are were not at fault either."""
+        rows = await self._rows.reopen_refused(
+            self._run_id, status=error.status, problem=error.refusal, at_s=self._clock.time_s()
+        )
+        moved = min(rows, self._tally.ends[RowState.REFUSED])
+        self._tally.ends[RowState.REFUSED] -= moved
+        self._tally.ends[RowState.GAVE_UP] += moved
 
     async def _drain(self, rows: asyncio.Task[None]) -> None:
         await asyncio.wait({rows}, timeout=self._drain_s)
