@@ -79,6 +79,7 @@ async def perform_datasets(job: DatasetsJob, target: Target) -> DatasetsOutcome:
         NoEligibleEndpoint: some dataset can be served by nobody.
     """
     target.key.read()
+    target.check_descriptors(job.spec.max_in_flight)
     async with ProviderRegistry(service=target.service, key=target.key) as registry:
         async with opened_client(job.spec, registry) as client:
             plan = await plan_run(client, job.spec)

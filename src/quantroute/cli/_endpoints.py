@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from quantroute._http import OPENROUTER_URL
+from quantroute.cli import _loop
 from quantroute.cli import _options as options
 from quantroute.cli._exit import ExitCode
 from quantroute.cli._output import print_json, say, show
@@ -86,7 +86,7 @@ def endpoints(
                 await registry.snapshot(save_snapshot, models=[model])
             return judged
 
-    listing, bound = asyncio.run(run())
+    listing, bound = _loop.run(run())
     if as_json:
         print_json(_as_data(listing, bound))
     else:

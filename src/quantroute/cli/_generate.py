@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
@@ -12,6 +11,7 @@ from typing import Annotated, Final, NoReturn
 import typer
 
 from quantroute._http import OPENROUTER_URL
+from quantroute.cli import _loop
 from quantroute.cli import _options as options
 from quantroute.cli._datasets import (
     DatasetsJob,
@@ -209,7 +209,7 @@ def generate(
         async with opening() as target:
             return await perform(job, target)
 
-    outcome = asyncio.run(main())
+    outcome = _loop.run(main())
     if as_json:
         print_json(outcome_data(outcome))
     else:
@@ -238,7 +238,7 @@ def _generate_datasets(job: DatasetsJob, opening: Opening) -> NoReturn:
         async with opening() as target:
             return await perform_datasets(job, target)
 
-    outcome = asyncio.run(main())
+    outcome = _loop.run(main())
     if job.as_json:
         print_json(datasets_data(outcome))
     else:

@@ -105,6 +105,7 @@ async def perform(job: Job, target: Target) -> Outcome:
         NoEligibleEndpoint: nothing is left to ask; the verdicts have been printed.
     """
     target.key.read()
+    target.check_descriptors(min(job.max_in_flight, job.total_rows))
     async with ProviderRegistry(service=target.service, key=target.key) as registry:
         bound = await _verdicts(job, target, registry)
         if not job.as_json:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -14,6 +13,7 @@ import typer
 from rich.text import Text
 
 from quantroute._http import OPENROUTER_URL
+from quantroute.cli import _loop
 from quantroute.cli import _options as options
 from quantroute.cli._exit import ExitCode
 from quantroute.cli._output import print_json, say, show
@@ -113,7 +113,7 @@ def plan(
             ):
                 return await _look(client, run, probe, renew=simulate)
 
-    made, bought = asyncio.run(main())
+    made, bought = _loop.run(main())
     if as_json:
         print_json(_as_data(made, bought))
     else:

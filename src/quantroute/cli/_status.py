@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from quantroute._http import OPENROUTER_URL, Service
+from quantroute.cli import _loop
 from quantroute.cli import _options as options
 from quantroute.cli._exit import ExitCode
 from quantroute.cli._output import (
@@ -54,7 +54,7 @@ def status(
                 await rows.counts(stored.run_id),
             )
 
-    balance, statement, counts = asyncio.run(look())
+    balance, statement, counts = _loop.run(look())
     if as_json:
         print_json(_as_data(balance, statement, counts))
         return
@@ -124,7 +124,7 @@ def reconcile(
             done = await client.reconcile(quiet_s=quiet_s, charge_bound=charge_bound)
             return done, ledger.balance()
 
-    done, balance = asyncio.run(settle())
+    done, balance = _loop.run(settle())
     print_reconciliation(done)
     say(balance_line(balance))
     if done.still_held:

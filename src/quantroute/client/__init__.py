@@ -3,6 +3,7 @@
 from quantroute.client._accounts import KeyComparison, KeyUsage
 from quantroute.client._body import input_bound_tokens
 from quantroute.client._client import DEFAULT_MAX_IN_FLIGHT, Client
+from quantroute.client._descriptors import ensure_descriptors
 from quantroute.client._outcome import (
     Answer,
     Answered,
@@ -36,5 +37,6 @@ __all__ = [
     "RowRefused",
     "SettlingSettings",
     "Timeouts",
+    "ensure_descriptors",
     "input_bound_tokens",
 ]

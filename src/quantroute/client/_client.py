@@ -16,6 +16,7 @@ from typing import Final, Self
 from quantroute._http import Service, SessionPool
 from quantroute.client._accounts import KeyComparison, KeyUsage
 from quantroute.client._catalogue import Catalogue
+from quantroute.client._descriptors import ensure_descriptors
 from quantroute.client._dispatch import Dispatcher
 from quantroute.client._engine import Engine
 from quantroute.client._outcome import (
@@ -364,8 +365,12 @@ class Client:
 
         While in the block, charges of unknown outcome are settled by their generation records in
         the background, and requests wait for money that those may free. See `SettlingSettings`.
+
+        Raises:
+            ConfigurationError: the system gives this process too few sockets for `max_in_flight`.
         """
         engine = self._opened()
+        ensure_descriptors(self.max_in_flight)
         assert self._reconciler is not None
         attendance = Attendance(at_start=await self._reconciler.compare(moment="start"))
         if attendance.at_start is not None:
