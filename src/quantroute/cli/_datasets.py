@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from rich.console import Console
@@ -14,6 +15,7 @@ from rich.progress import Progress as Bar
 
 from quantroute.cli._exit import ExitCode
 from quantroute.cli._job import RECORDS_WITHIN_S, Outcome
+from quantroute.cli._log import EVENTS
 from quantroute.cli._output import rows_lines, say, show
 from quantroute.cli._plan import opened_client, show_plan
 from quantroute.cli._rundir import RunFolder
@@ -57,6 +59,7 @@ class DatasetsJob:
     redo: frozenset[RowClass]
     retry_refused: bool
     as_json: bool
+    log_json: Path | None = None
 
     @property
     def folder(self) -> RunFolder:
@@ -85,10 +88,11 @@ async def perform_datasets(job: DatasetsJob, target: Target) -> DatasetsOutcome:
             plan = await plan_run(client, job.spec)
         if not job.as_json:
             show_plan(plan)
-        async with opened_client(
-            job.spec, registry, spends=True, service=target.service, key=target.key
-        ) as client:
-            return await _run(job, plan, target, client)
+        with EVENTS.written_to(job.log_json or job.folder.events, key=target.key):
+            async with opened_client(
+                job.spec, registry, spends=True, service=target.service, key=target.key
+            ) as client:
+                return await _run(job, plan, target, client)
 
 
 async def _run(job: DatasetsJob, plan: Plan, target: Target, client: Client) -> DatasetsOutcome:

@@ -51,6 +51,7 @@ _BESIDE_A_RUN_FILE: Final = frozenset(
         "base_url",
         "ca_file",
         "as_json",
+        "log_json",
     }
 )
 
@@ -131,6 +132,7 @@ def generate(
     base_url: options.BaseUrl = OPENROUTER_URL,
     ca_file: options.CaFile = None,
     as_json: options.Json = False,
+    log_json: options.LogJson = None,
 ) -> None:
     """Generate answers to PROMPTS from eligible endpoints, within a hard cap.
 
@@ -161,7 +163,13 @@ def generate(
         _check_run_file(ctx, files)
         spec = read_spec(files[0], base_url=base_url, simulate=simulate)
         _generate_datasets(
-            DatasetsJob(spec=spec, redo=classes, retry_refused=retry_refused, as_json=as_json),
+            DatasetsJob(
+                spec=spec,
+                redo=classes,
+                retry_refused=retry_refused,
+                as_json=as_json,
+                log_json=log_json,
+            ),
             opening,
         )
     policy = options.build_policy(
@@ -203,6 +211,7 @@ def generate(
         retry_refused=retry_refused,
         elastic_limits=elastic_limits,
         as_json=as_json,
+        log_json=log_json,
     )
 
     async def main() -> Outcome:

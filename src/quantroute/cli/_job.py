@@ -8,6 +8,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Final
 
+from quantroute.cli._log import EVENTS
 from quantroute.cli._output import show
 from quantroute.cli._progress import Reporter
 from quantroute.cli._rundir import RunFolder
@@ -55,6 +56,7 @@ class Job:
     retry_refused: bool
     elastic_limits: bool
     as_json: bool
+    log_json: Path | None = None
 
     def prompts(self) -> Iterator[Prompt]:
         """The prompts, read lazily."""
@@ -112,18 +114,26 @@ async def perform(job: Job, target: Target) -> Outcome:
             show(verdict_table(bound, title=job.config.model, wording=as_options))
         if not bound.eligible:
             raise NoEligibleEndpoint(model=job.config.model, reasons=bound.reasons())
-        async with (
-            BudgetLedger.open(job.folder.store, cap=job.cap) as ledger,
-            Client(
-                ledger=ledger,
-                policy=job.policy,
-                service=target.service,
-                key=target.key,
-                registry=registry,
-                max_in_flight=job.max_in_flight,
-            ) as client,
-        ):
-            return await _run(job, target, client, bound)
+        events = job.log_json or job.folder.events
+        with EVENTS.written_to(events, key=target.key):
+            return await _open_and_run(job, target, registry, bound)
+
+
+async def _open_and_run(
+    job: Job, target: Target, registry: ProviderRegistry, bound: BoundPolicy
+) -> Outcome:
+    async with (
+        BudgetLedger.open(job.folder.store, cap=job.cap) as ledger,
+        Client(
+            ledger=ledger,
+            policy=job.policy,
+            service=target.service,
+            key=target.key,
+            registry=registry,
+            max_in_flight=job.max_in_flight,
+        ) as client,
+    ):
+        return await _run(job, target, client, bound)
 
 
 async def _verdicts(job: Job, target: Target, registry: ProviderRegistry) -> BoundPolicy:

@@ -11,6 +11,7 @@ from quantroute._http import OPENROUTER_URL, Service
 from quantroute.cli import _loop
 from quantroute.cli import _options as options
 from quantroute.cli._exit import ExitCode
+from quantroute.cli._log import EVENTS
 from quantroute.cli._output import (
     counts_data,
     print_json,
@@ -121,8 +122,9 @@ def reconcile(
             BudgetLedger.open(folder.existing_store()) as ledger,
             Client(ledger=ledger, service=Service(base_url=base_url, ca_file=ca_file)) as client,
         ):
-            done = await client.reconcile(quiet_s=quiet_s, charge_bound=charge_bound)
-            return done, ledger.balance()
+            with EVENTS.written_to(folder.events, key=client.key):
+                done = await client.reconcile(quiet_s=quiet_s, charge_bound=charge_bound)
+                return done, ledger.balance()
 
     done, balance = _loop.run(settle())
     print_reconciliation(done)

@@ -344,6 +344,10 @@ class Client:
         """State of each endpoint that had requests: limit, breaker, counts."""
         return self._opened().dispatcher.router.reports(self._clock.now_s())
 
+    def error_counts(self) -> dict[str, int]:
+        """Attempts that failed since the client was opened, by kind, most frequent first."""
+        return dict(self._opened().errors.most_common())
+
     async def key_usage(self) -> KeyUsage | None:
         """What the service says the key has spent and may spend; None if it does not say."""
         self._opened()

@@ -153,16 +153,18 @@ class Reconciler:
         await self._note_usage(usage)
         found = await self._comparison(usage)
         if found is not None:
-            tell = log.info if found.agrees or found.is_explained else log.warning
-            tell(
-                "key usage compared",
-                moment=moment,
-                usage_pusd=found.usage_pusd,
-                posted_pusd=found.posted_pusd,
-                held_pusd=found.held_pusd,
-                difference_pusd=found.difference_pusd,
-                explanation=found.explanation,
-            )
+            facts = {
+                "moment": moment,
+                "usage_pusd": found.usage_pusd,
+                "posted_pusd": found.posted_pusd,
+                "held_pusd": found.held_pusd,
+                "difference_pusd": found.difference_pusd,
+                "explanation": found.explanation,
+            }
+            if found.is_explained:
+                log.info("key usage compared", **facts)
+            else:
+                log.warning("key usage unexplained", **facts)
         return found
 
     async def _comparison(self, usage: KeyUsage) -> KeyComparison | None:

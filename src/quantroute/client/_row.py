@@ -228,9 +228,12 @@ class RowRun:
             lease, feedback, retry_after_s=outcome.retry_after_s, problem=problem
         )
         if opened:
+            self.engine.paused.add(lease.candidate.endpoint.key)
             log.warning(
                 "endpoint paused", endpoint=str(lease.candidate.endpoint.key), problem=problem
             )
+        elif self.engine.paused and feedback is Feedback.SUCCESS:
+            self.engine.note_success(lease.candidate.endpoint.key)
 
     # -- settling ---------------------------------------------------------------------------------
 
@@ -354,6 +357,7 @@ class RowRun:
     async def _after(self, outcome: Classified) -> Completion | None:
         """None to try again (after waiting), or what the row ends with."""
         engine = self.engine
+        engine.errors[outcome.kind.value] += 1
         log.info(
             "attempt failed",
             request_id=self.request.request_id,
@@ -391,8 +395,15 @@ class RowRun:
             if step.after_s > 0:
                 await engine.unless_stopped(engine.clock.sleep(step.after_s))
             return None
+        problem = f"{step.reason}; last: {outcome.kind.value}, {outcome.problem}"
+        log.info(
+            "row given up",
+            request_id=self.request.request_id,
+            attempts=self._attempts,
+            problem=problem,
+        )
         return GaveUp(
-            problem=f"{step.reason}; last: {outcome.kind.value}, {outcome.problem}",
+            problem=problem,
             attempts=self._attempts,
             detail={"kind": outcome.kind.value, "status": outcome.status},
         )
@@ -404,6 +415,13 @@ class RowRun:
         except AccountError as error:
             self.engine.stop_admitting(error)
             raise
+        log.info(
+            "row refused",
+            request_id=self.request.request_id,
+            attempts=self._attempts,
+            status=status,
+            problem=problem,
+        )
         return refused
 
     def _stopper(self, outcome: Classified) -> AccountError | None:

@@ -142,6 +142,12 @@ class Run:
                 self.config, at_s=self._clock.time_s(), redo=self._redo
             )
             self._run_id = stored.run_id
+            log.info(
+                "run begins",
+                run=self.config.name,
+                model=self.config.model,
+                max_in_flight=self.client.max_in_flight,
+            )
             self._resume = await self._rows.resume(
                 self._run_id, redo=self._redo, retry_refused=self._retry_refused
             )
@@ -156,7 +162,20 @@ class Run:
                 await self._reopen_refused(self._stopped_by)
             if self._stopped_by is not None and stop_reason(self._stopped_by) is None:
                 raise self._stopped_by
-            return await self._report(stored, self._clock.now_s() - began_s, attendance)
+            report = await self._report(stored, self._clock.now_s() - began_s, attendance)
+            log.info(
+                "run ends",
+                run=report.run,
+                stop_reason=report.stop_reason.value,
+                finished=report.finished,
+                refused=report.refused,
+                gave_up=report.gave_up,
+                cut_off=report.cut_off,
+                spent_pusd=report.spent_pusd,
+                settled_entries=attendance.settled_entries,
+                elapsed_s=round(report.elapsed_s, 3),
+            )
+            return report
 
     def request_stop(self) -> None:
         """Admit nothing more and drain what is in flight; call it on the run's event loop."""
