@@ -10,7 +10,7 @@ from typing import Final
 
 from quantroute.cli._log import EVENTS
 from quantroute.cli._output import show
-from quantroute.cli._progress import Reporter
+from quantroute.cli._progress import Reporter, prices_of
 from quantroute.cli._rundir import RunFolder
 from quantroute.cli._service import Target
 from quantroute.cli._wording import as_options
@@ -161,7 +161,12 @@ async def _run(job: Job, target: Target, client: Client, bound: BoundPolicy) -> 
         retry_refused=job.retry_refused,
         elastic_limits=job.elastic_limits,
     )
-    reporter = Reporter(client, total_rows=job.total_rows, is_silent=job.as_json)
+    reporter = Reporter(
+        client,
+        rows_total=job.total_rows,
+        prices=prices_of(bound.eligible),
+        is_silent=job.as_json,
+    )
     # A word at once: silence would provoke a second Ctrl+C.
     with reporter, run.install_signal_handlers(on_stopping=reporter.note_stopping):
         report = await run.execute(reporter.on_progress)

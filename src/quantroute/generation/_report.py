@@ -73,7 +73,7 @@ class Progress:
 
     Attributes: `finished` rows with an end of their own, `resumed` rows that were
     done before, `duplicates` prompts that occurred before in this run, `live` rows under way,
-    `classes` answers per class.
+    `classes` answers per class, `answers_by_endpoint` answers and the good ones among them.
     """
 
     finished: int
@@ -86,6 +86,7 @@ class Progress:
     output_tokens: int
     classes: Mapping[RowClass, int]
     is_stopping: bool
+    answers_by_endpoint: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,11 +152,15 @@ class Tally:
     cut_off: int = 0
     answers: int = 0
     output_tokens: int = 0
+    by_endpoint: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     def count_answer(self, record: TurnRecord) -> None:
         """An answer came in."""
         self.answers += 1
         self.classes[record.row_class] += 1
+        answers, good = self.by_endpoint.get(record.endpoint, (0, 0))
+        is_good = record.row_class is RowClass.GOOD
+        self.by_endpoint[record.endpoint] = (answers + 1, good + is_good)
         self.output_tokens += record.output_tokens or 0
 
     def progress(self, *, live: int, is_stopping: bool) -> Progress:
@@ -171,4 +176,5 @@ class Tally:
             output_tokens=self.output_tokens,
             classes=dict(self.classes),
             is_stopping=is_stopping,
+            answers_by_endpoint=dict(self.by_endpoint),
         )

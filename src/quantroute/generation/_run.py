@@ -288,6 +288,8 @@ class Run:
         feed.begin_row()
         self._live.add(task)
         task.add_done_callback(functools.partial(self._row_is_over, feed))
+        if not self._tally.answers:
+            self._show()  # the first answer may be minutes away: show that rows are under way
 
     def _missing_rows(self, feed: Feed) -> Iterator[RowId | None]:
         """Rows that are to be had, each once; now and then None for a breather."""
