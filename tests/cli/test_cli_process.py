@@ -124,7 +124,9 @@ def test_on_a_terminal_progress_is_live_and_leaves_a_clean_screen(
     assert "━" not in last_lines
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
+)
 def test_a_signal_ends_view_events_and_settling_cleanly(
     service: ThreadedSimulator, number: signal.Signals
 ) -> None:
@@ -160,7 +162,7 @@ def test_a_signal_ends_view_events_and_settling_cleanly(
     assert facts["posted_pusd"] == service.bill.total_pusd
 
 
-def test_a_log_gets_a_line_when_a_state_changes(service: ThreadedSimulator) -> None:
+def test_a_log_gets_plain_lines(service: ThreadedSimulator) -> None:
     """Not a terminal: no picture, no escape codes, and a line at the end."""
     process = generating(service)
     process.send_signal(signal.SIGTERM)

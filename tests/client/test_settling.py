@@ -5,18 +5,22 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from contextlib import AsyncExitStack
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from client_support import MODEL, fast, opened
+from faults.hostile import LoopClock, answers, completion, facing, leaping
 from quantroute import BudgetLedger, ChatRequest, Client, ConfigurationError, Service
-from quantroute.client import Answered, KeyComparison, SettlingSettings
+from quantroute.client import Answered, Attendance, KeyComparison, SettlingSettings
+from quantroute.client._settling import Settler
 from quantroute.errors import BudgetExceeded, EntryStateError
 from quantroute.generation import Prompt, Run, RunConfig, StopReason
-from quantroute.ledger import ROOT, Basis, Charge, EntryId
+from quantroute.ledger import ROOT, Basis, Charge, EntryId, OpenEntry
 from quantroute.simulator import AnswerSpec, Faults, Scenario, Simulator, kimi_mission_scenario
+from quantroute.testing import FakeClock
 
 pytestmark = pytest.mark.usefixtures("key")
 
@@ -315,3 +319,76 @@ async def test_other_use_of_the_key_shows_at_the_end_of_a_run() -> None:
         assert found.difference_pusd > 0
         assert not found.is_explained
         assert "other use of the same key" in found.explanation
+
+
+# -- pace, pauses, silence ------------------------------------------------------------------------
+
+
+async def looked_at(
+    answer: tuple[int, int | None], *, entries: int, looks: int, settings: SettlingSettings
+) -> list[tuple[float, str]]:
+    """When each entry was looked up, by a clock that leaps, until so many looks were made."""
+    clock, seen, is_enough = FakeClock(autojump=True), list[tuple[float, str]](), asyncio.Event()
+
+    async def look(entry: OpenEntry) -> tuple[int, int | None]:
+        seen.append((clock.now_s(), entry.entry_id))
+        if len(seen) >= looks:
+            is_enough.set()
+        return answer
+
+    async with BudgetLedger.in_memory(cap="1") as ledger:
+        for number in range(entries):
+            entry_id = await ledger.reserve(100)
+            await ledger.hold(entry_id, reason="lost", generation_id=f"gen-{number}")
+        settler = Settler(
+            ledger=ledger, look=look, clock=clock, settings=settings, attendance=Attendance()
+        )
+        async with asyncio.timeout(10), settler.running():
+            await is_enough.wait()
+    return seen
+
+
+async def test_one_entry_is_looked_up_after_ever_longer_pauses() -> None:
+    settings = SettlingSettings(poll_s=0.5, first_pause_s=1.0, longest_pause_s=8.0)
+    seen = await looked_at((404, None), entries=1, looks=7, settings=settings)
+    times = [at_s for at_s, _ in seen]
+    pauses = [later - earlier for earlier, later in pairwise(times)]
+    for pause, least in zip(pauses, (1, 2, 4, 8, 8, 8), strict=True):
+        assert pause >= least
+
+
+async def test_look_ups_keep_the_common_pace() -> None:
+    settings = SettlingSettings(
+        per_s=2.0, at_once=8, first_pause_s=1_000.0, longest_pause_s=2_000.0
+    )
+    seen = await looked_at((404, None), entries=12, looks=12, settings=settings)
+    assert len({entry_id for _, entry_id in seen}) == 12
+    assert seen[-1][0] - seen[0][0] >= 11 / 2 - 1e-6
+
+
+@pytest.mark.parametrize("status", [429, 500, 503])
+async def test_a_service_that_wants_to_be_left_alone_is(status: int) -> None:
+    settings = SettlingSettings(poll_s=0.1, per_s=1_000.0, at_once=4, first_pause_s=2.0)
+    seen = await looked_at((status, None), entries=40, looks=12, settings=settings)
+    # At most so many as were on the wire together, then nothing for a while, longer each time.
+    bursts = sorted({round(at_s, 1) for at_s, _ in seen})
+    assert len(bursts) >= 3
+    assert bursts[1] - bursts[0] >= 2.0 - 0.2
+    assert bursts[2] - bursts[1] >= 4.0 - 0.2
+
+
+def test_a_service_that_hangs_holds_up_neither_start_nor_end() -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        chat = answers(*(completion(usage=..., id=f"gen-{n}") for n in range(8)))
+        settings = {"is_silent_on_accounts": True, "clock": LoopClock(), "cap_usd": "1"}
+        async with facing(chat, **settings) as (client, _):
+            began_s = loop.time()
+            async with client.attended() as attendance:
+                for n in range(8):
+                    await client.complete(request(f"p{n}"))
+            assert (attendance.at_start, attendance.at_end) == (None, None)
+            assert client.ledger.balance().held_entries == 8
+            assert loop.time() - began_s < 120
+
+    leaping(main())

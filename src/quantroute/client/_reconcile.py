@@ -146,7 +146,8 @@ class Reconciler:
         try:
             async with asyncio.timeout(_COMPARE_WITHIN_S):
                 usage = await self.key_usage()
-        except (TimeoutError, AccountError):
+        except (TimeoutError, AccountError) as error:
+            log.warning("key usage not available", problem=str(error) or "no answer in time")
             usage = None
         if usage is None:
             return None
