@@ -24,6 +24,10 @@ SOURCES = sorted((ROOT / "src/quantroute").rglob("*.py"))
 LEVELS = {"debug", "info", "warning", "error"}
 
 
+#: Of no known shape, and spelled otherwise inside JSON.
+ODD_KEY = 'an-odd"looking\\key-123456'
+
+
 def events_of(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
@@ -116,23 +120,24 @@ def test_another_file_can_be_named(tmp_path: Path) -> None:
 
 
 def test_the_key_is_cut_out_whoever_says_it(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
-    monkeypatch.setenv("OPENROUTER_API_KEY", "an-odd-looking-key-123456")
+    monkeypatch.setenv("OPENROUTER_API_KEY", ODD_KEY)
     monkeypatch.setenv("OTHER", DEFAULT_API_KEY)
     configure_logging(verbose=True)
     from quantroute.cli._log import EVENTS
 
     log = get_logger("quantroute.test")
-    log.info("before", problem="an-odd-looking-key-123456")
+    log.info("before", problem=ODD_KEY)
     with EVENTS.written_to(tmp_path / "e.jsonl", key=EnvKey("OTHER")):
         log.warning("during", problem=f"Bearer {DEFAULT_API_KEY}", nested=[DEFAULT_API_KEY])
     log.info("after")
     text = (tmp_path / "e.jsonl").read_text()
     assert [item["event"] for item in events_of(tmp_path / "e.jsonl")] == ["before", "during"]
+    assert events_of(tmp_path / "e.jsonl")[0]["problem"] == "[redacted]"
     shown = capsys.readouterr().err
     assert "during" in shown
-    for secret in ("an-odd-looking-key-123456", DEFAULT_API_KEY):
+    for secret in (ODD_KEY, DEFAULT_API_KEY):
         assert secret not in text
-        assert "an-odd-looking-key-123456" not in shown
+        assert ODD_KEY not in shown
 
 
 @pytest.mark.parametrize(("verbose", "shown"), [(False, "b"), (True, "ab")])

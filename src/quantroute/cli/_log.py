@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 import sys
 import threading
 from collections import deque
@@ -60,7 +61,7 @@ class EventFile:
         except OSError as error:
             raise ConfigurationError(f"{path}: cannot be written: {error}") from error
         with self._lock:
-            self._file, self._redactor = file, key.redactor()
+            self._file, self._redactor = file, _redactor(key)
             earlier = list(self._before)
             self._before.clear()
             for line in earlier:
@@ -113,9 +114,9 @@ def configure_logging(*, verbose: bool) -> None:
 
     structlog.configure(
         processors=[
-            _redact,
             EVENTS.keep,
             for_people,
+            _redact,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="%H:%M:%S", utc=False),
             structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty()),
@@ -124,6 +125,12 @@ def configure_logging(*, verbose: bool) -> None:
         # Looked up for each line: a live view puts its own stream there while it is shown.
         logger_factory=lambda *_: structlog.PrintLogger(file=sys.stderr),
     )
+
+
+def _redactor(key: EnvKey) -> Redactor:
+    """Knows the keys that this process holds, also as they look inside JSON text."""
+    held = {os.environ.get(name, "").strip() for name in (key.variable, EnvKey().variable)}
+    return Redactor(tuple(form for text in held for form in (text, json.dumps(text)[1:-1])))
 
 
 def _redact(_: Any, __: str, event: Event) -> Event:
