@@ -20,7 +20,15 @@ from quantroute.client import (
     Provenance,
     RowRefused,
 )
-from quantroute.domain import Endpoint, Pricing, Quantization, Quote, Sampling, TokenUsage
+from quantroute.domain import (
+    Endpoint,
+    EndpointKey,
+    Pricing,
+    Quantization,
+    Quote,
+    Sampling,
+    TokenUsage,
+)
 from quantroute.errors import QuantrouteError
 from quantroute.generation import Prompt, RunConfig
 from quantroute.ledger import Basis, BudgetLedger, Charge, EntryId
@@ -87,6 +95,10 @@ class FakeClient:
     peak_live: int = 0
     live: int = 0
     reason: QuantrouteError | None = None
+    told: list[bool] = field(default_factory=list)
+
+    def judged(self, endpoint: EndpointKey, *, accepted: bool) -> None:
+        self.told.append(accepted)
 
     @asynccontextmanager
     async def attended(self) -> AsyncIterator[Attendance]:

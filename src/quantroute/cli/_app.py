@@ -11,7 +11,16 @@ from typer.core import TyperGroup
 
 from quantroute._log import get_logger
 from quantroute._version import __version__
-from quantroute.cli import _endpoints, _export, _generate, _loop, _plan, _simulate, _status
+from quantroute.cli import (
+    _endpoints,
+    _export,
+    _generate,
+    _loop,
+    _plan,
+    _serve,
+    _simulate,
+    _status,
+)
 from quantroute.cli._exit import ExitCode, code_for
 from quantroute.cli._log import configure_logging
 from quantroute.cli._wording import explain
@@ -51,6 +60,7 @@ app.command("generate")(_generate.generate)
 app.command("status")(_status.status)
 app.command("reconcile")(_status.reconcile)
 app.command("export")(_export.export)
+app.command("serve")(_serve.serve)
 app.command("simulate")(_simulate.simulate)
 
 

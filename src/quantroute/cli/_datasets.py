@@ -9,12 +9,12 @@ from typing import Any
 from quantroute.cli._exit import ExitCode
 from quantroute.cli._job import RECORDS_WITHIN_S, Outcome
 from quantroute.cli._log import EVENTS
-from quantroute.cli._output import rows_lines, say, show
+from quantroute.cli._output import print_quality, rows_lines, say, show
 from quantroute.cli._plan import opened_client, show_plan
 from quantroute.cli._progress import Reporter, prices_of
 from quantroute.cli._rundir import RunFolder
 from quantroute.cli._service import Target
-from quantroute.cli._summary import exit_code, outcome_data, print_books
+from quantroute.cli._summary import exit_code, late_line, outcome_data, print_books
 from quantroute.cli._wording import as_options
 from quantroute.client import Client
 from quantroute.generation import (
@@ -130,12 +130,15 @@ def print_datasets(job: DatasetsJob, outcome: DatasetsOutcome) -> None:
         )
     for line in rows_lines(report.run.counts):
         say(line)
+    print_quality(report.run.endpoints, report.run.alarms)
     for item in report.datasets:
         reached = "has all that was wanted" if item.is_reached else "is short of what was wanted"
         say(
             f"{item.name} {reached}: {item.accepted_rows:,} accepted rows, "
             f"{item.accepted_tokens:,} output tokens, {format_usd(item.spent_pusd)}"
         )
+    if report.run.is_late:
+        say(late_line(report.run))
     if report.run.duplicates:
         say(f"{report.run.duplicates:,} prompts repeat others and were not asked again")
     say(_closing_line(job, report), bold=True)

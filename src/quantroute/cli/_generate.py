@@ -34,9 +34,11 @@ from quantroute.generation import (
     RunConfig,
     builtin_prompts,
     dataset_name,
+    deadline_s,
     policy_class,
 )
 from quantroute.money import cap_pusd
+from quantroute.routing import RoutingMode
 
 Opening = Callable[[], AbstractAsyncContextManager[Target]]
 
@@ -118,6 +120,21 @@ def generate(
     max_in_flight: Annotated[
         int, typer.Option(min=1, help="Requests on the wire at once.")
     ] = DEFAULT_MAX_IN_FLIGHT,
+    routing: Annotated[
+        RoutingMode,
+        typer.Option(
+            help="Who chooses the endpoint of a request among those allowed: quantroute, pinned "
+            "and by the cost of an accepted row, or the service, delegated."
+        ),
+    ] = RoutingMode.PINNED,
+    deadline: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="When to be done, e.g. 45m or 1h30m: only the cheapest endpoints that make it are "
+            "used. Without it, as many as the requests in flight keep busy.",
+        ),
+    ] = None,
     simulate: Annotated[
         bool,
         typer.Option(
@@ -172,6 +189,8 @@ def generate(
             ),
             opening,
         )
+    if deadline is not None and routing is RoutingMode.DELEGATED:
+        raise ConfigurationError("--deadline needs --routing pinned: delegated, others choose")
     policy = options.build_policy(
         exclude=exclude,
         only=only,
@@ -207,6 +226,8 @@ def generate(
         policy=policy,
         cap=cap,
         max_in_flight=max_in_flight,
+        routing=routing,
+        deadline_s=None if deadline is None else deadline_s(deadline),
         redo=classes,
         retry_refused=retry_refused,
         elastic_limits=elastic_limits,

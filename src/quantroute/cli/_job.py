@@ -17,6 +17,7 @@ from quantroute.cli._wording import as_options
 from quantroute.client import Client, Reconciliation
 from quantroute.errors import DatasetError, NoEligibleEndpoint
 from quantroute.generation import (
+    Deadline,
     Prompt,
     RowClass,
     Run,
@@ -29,6 +30,7 @@ from quantroute.ledger import Balance, BudgetLedger, StatementLine
 from quantroute.policy import BoundPolicy, ExclusionPolicy
 from quantroute.registry import ProviderRegistry
 from quantroute.report import verdict_table
+from quantroute.routing import RoutingMode
 
 __all__ = [
     "RECORDS_WITHIN_S",
@@ -52,6 +54,8 @@ class Job:
     policy: ExclusionPolicy
     cap: str | None
     max_in_flight: int
+    routing: RoutingMode
+    deadline_s: float | None
     redo: frozenset[RowClass]
     retry_refused: bool
     elastic_limits: bool
@@ -131,6 +135,7 @@ async def _open_and_run(
             key=target.key,
             registry=registry,
             max_in_flight=job.max_in_flight,
+            routing=job.routing,
         ) as client,
     ):
         return await _run(job, target, client, bound)
@@ -160,6 +165,11 @@ async def _run(job: Job, target: Target, client: Client, bound: BoundPolicy) -> 
         redo=job.redo,
         retry_refused=job.retry_refused,
         elastic_limits=job.elastic_limits,
+        deadline=(
+            None
+            if job.deadline_s is None
+            else Deadline(after_s=job.deadline_s, rows=job.total_rows)
+        ),
     )
     reporter = Reporter(
         client,

@@ -117,7 +117,7 @@ def plan(
     if as_json:
         print_json(_as_data(made, bought))
     else:
-        _print(made, bought)
+        _print(made, bought, run)
     if (code := _exit_code(made)) is not ExitCode.DONE:
         raise typer.Exit(code)
 
@@ -155,6 +155,8 @@ async def opened_client(
             policy=run.policy,
             registry=registry,
             max_in_flight=run.max_in_flight,
+            routing=run.routing,
+            local=run.local,
             **service,
         )
         yield await stack.enter_async_context(client)
@@ -172,8 +174,10 @@ async def _look(
     return await plan_run(client, run, census=census), bought
 
 
-def _print(made: Plan, bought: RunReport | None) -> None:
+def _print(made: Plan, bought: RunReport | None, run: RunSpec) -> None:
     show_plan(made)
+    if line := deadline_line(made, run):
+        say(line)
     if bought is not None:
         say(f"the probe bought {bought.finished:,} rows; they are part of the run")
         if bought.error is not None:
@@ -185,6 +189,22 @@ def show_plan(made: Plan) -> None:
     show(plan_tables(made, wording=_as_settings))
     for line in plan_lines(made):
         show(Text(line))
+
+
+def deadline_line(made: Plan, run: RunSpec) -> str | None:
+    """Whether a deadline is likely to hold, by the time that the plan expects."""
+    if run.deadline_s is None or not made.time_s:
+        return None
+    if made.time_s <= run.deadline_s:
+        slots = max(1, round(made.in_flight * made.time_s / run.deadline_s))
+        return (
+            f"the deadline needs some {slots:,} of {made.in_flight:,} requests in flight: the "
+            "cheapest endpoints that take so many will serve"
+        )
+    return (
+        f"the deadline ({run.deadline_s:,.0f} s) is likely missed: {made.time_s:,.0f} s with "
+        f"{made.in_flight:,} requests in flight, every endpoint in use"
+    )
 
 
 def _as_settings(text: str) -> str:

@@ -6,14 +6,22 @@ from typing import Any, Final
 
 from quantroute.cli._exit import ExitCode
 from quantroute.cli._job import Job, Outcome
-from quantroute.cli._output import counts_data, rows_lines, say, show, statement_data
+from quantroute.cli._output import (
+    counts_data,
+    print_quality,
+    quality_data,
+    rows_lines,
+    say,
+    show,
+    statement_data,
+)
 from quantroute.cli._wording import as_options
 from quantroute.client import KeyComparison
 from quantroute.generation import RowClass, RunReport, StopReason
 from quantroute.money import format_usd
 from quantroute.report import balance_line, ledger_table
 
-__all__ = ["exit_code", "outcome_data", "print_books", "print_outcome"]
+__all__ = ["exit_code", "late_line", "outcome_data", "print_books", "print_outcome"]
 
 _EXIT_CODES: Final = {
     StopReason.DONE: ExitCode.DONE,
@@ -46,6 +54,7 @@ def print_outcome(job: Job, outcome: Outcome) -> None:
         )
     for line in rows_lines(report.counts):
         say(line)
+    print_quality(report.endpoints, report.alarms)
     for line in _remarks(job, report):
         say(line)
     say(_closing_line(job, report), bold=True)
@@ -95,9 +104,19 @@ def _remarks(job: Job, report: RunReport) -> list[str]:
             f"{report.refused:,} rows were refused by the service and are not tried again "
             "unless you say --retry-refused"
         )
+    if report.is_late:
+        remarks.append(late_line(report))
     if report.cut_off:
         remarks.append(f"{report.cut_off:,} rows were still in flight when time to wait was over")
     return remarks
+
+
+def late_line(report: RunReport) -> str:
+    """That a run took longer than its deadline."""
+    return (
+        f"it took {report.elapsed_s:,.0f} s, the deadline was {report.deadline_s:,.0f} s: more "
+        "requests in flight or further endpoints would help"
+    )
 
 
 def _closing_line(job: Job, report: RunReport) -> str:
@@ -137,6 +156,7 @@ def outcome_data(outcome: Outcome) -> dict[str, Any]:
         "gave_up": report.gave_up,
         "duplicates": report.duplicates,
         "elapsed_s": round(report.elapsed_s, 3),
+        "deadline_s": report.deadline_s,
         "spent_pusd": report.spent_pusd,
         "held_charges": outcome.reconciled.still_held,
         "settled_during_run": report.attendance.settled_entries,
@@ -149,4 +169,5 @@ def outcome_data(outcome: Outcome) -> dict[str, Any]:
         "eligible": [str(endpoint.key) for endpoint in outcome.bound.eligible],
         "by_endpoint": statement_data(outcome.statement),
         "rows": counts_data(report.counts),
+        **quality_data(report.endpoints, report.alarms),
     }

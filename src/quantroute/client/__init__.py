@@ -3,7 +3,9 @@
 from quantroute.client._accounts import KeyComparison, KeyUsage
 from quantroute.client._body import input_bound_tokens
 from quantroute.client._client import DEFAULT_MAX_IN_FLIGHT, Client
+from quantroute.client._delegated import DELEGATED
 from quantroute.client._descriptors import ensure_descriptors
+from quantroute.client._local import LocalEndpoint
 from quantroute.client._outcome import (
     Answer,
     Answered,
@@ -20,6 +22,7 @@ from quantroute.client._settling import Attendance, SettlingSettings
 from quantroute.client._transport import Timeouts
 
 __all__ = [
+    "DELEGATED",
     "DEFAULT_MAX_IN_FLIGHT",
     "Answer",
     "AnswerSink",
@@ -31,6 +34,7 @@ __all__ = [
     "GaveUp",
     "KeyComparison",
     "KeyUsage",
+    "LocalEndpoint",
     "Provenance",
     "Reconciliation",
     "RetryPolicy",

@@ -19,6 +19,7 @@ from quantroute.client._catalogue import Catalogue
 from quantroute.client._descriptors import ensure_descriptors
 from quantroute.client._dispatch import Dispatcher
 from quantroute.client._engine import Engine
+from quantroute.client._local import LocalEndpoint, LocalRoute
 from quantroute.client._outcome import (
     Answer,
     Answered,
@@ -34,7 +35,7 @@ from quantroute.client._row import RowRun
 from quantroute.client._settling import Attendance, Settler, SettlingSettings
 from quantroute.client._transport import Timeouts, Transport
 from quantroute.clock import Clock, SystemClock
-from quantroute.domain import Message, Quote, Sampling
+from quantroute.domain import EndpointKey, Message, Quote, Sampling
 from quantroute.errors import (
     ConfigurationError,
     InvalidResponse,
@@ -49,9 +50,13 @@ from quantroute.policy import BoundPolicy, ExclusionPolicy
 from quantroute.registry import ProviderRegistry
 from quantroute.routing import (
     BreakerSettings,
+    EndpointCost,
     EndpointReport,
     LimitSettings,
+    Mix,
     Router,
+    RoutingMode,
+    cheapest_mix,
 )
 from quantroute.secrets import EnvKey
 
@@ -85,6 +90,9 @@ class Client:
         key: names the environment variable that holds the API key, read at each request.
         registry: the catalogue; by default one of `service` with a lifetime of five minutes.
         max_in_flight: requests on the wire at once, all endpoints together.
+        local: servers of your own that take part as further endpoints; see `LocalEndpoint`.
+        routing: "pinned" (we choose the endpoint of each request) or "delegated" (the service
+            balances among all that the policy allows); see docs/design/0008-routing.md.
         timeouts, retry, limits, breakers, settling: see their classes.
         clock, rng: seams for tests.
     """
@@ -101,6 +109,8 @@ class Client:
         key: EnvKey | None = None,
         registry: ProviderRegistry | None = None,
         max_in_flight: int = DEFAULT_MAX_IN_FLIGHT,
+        local: Sequence[LocalEndpoint] = (),
+        routing: RoutingMode | str = RoutingMode.PINNED,
         timeouts: Timeouts | None = None,
         retry: RetryPolicy | None = None,
         limits: LimitSettings | None = None,
@@ -118,6 +128,8 @@ class Client:
                 "a hard cap is required: cap_usd='5.00', or cap_usd=NO_CAP to spend without limit"
             )
         self.max_in_flight = max_in_flight
+        self.routing = _mode(routing)
+        self.local = _without_twins(local)
         self.policy = _with_names(policy or ExclusionPolicy(), exclude=exclude, only=only)
         self.service = service or Service()
         self.key = key or EnvKey()
@@ -134,6 +146,7 @@ class Client:
         self._state = _State.UNOPENED
         self._loop: asyncio.AbstractEventLoop | None = None
         self._sessions = SessionPool(self.service)
+        self._local_routes: tuple[LocalRoute, ...] = ()
         self._engine: Engine | None = None
         self._reconciler: Reconciler | None = None
         self._registry: ProviderRegistry | None = None
@@ -203,13 +216,28 @@ class Client:
             clock=self._clock,
             key=self.key,
         )
-        router = Router(self.max_in_flight, limits=self._limits, breakers=self._breakers)
+        self._local_routes = tuple(
+            LocalRoute.to(item, timeouts=self._timeouts, clock=self._clock, key=self.key)
+            for item in self.local
+        )
+        router = Router(
+            self.max_in_flight,
+            limits=self._limits,
+            breakers=self._breakers,
+            own_limits={route.key: route.limits for route in self._local_routes},
+        )
         self._reconciler = Reconciler(
             ledger=ledger, transport=transport, key=self.key, clock=self._clock
         )
         self._engine = Engine(
             ledger=ledger,
-            catalogue=Catalogue(registry=self._registry, policy=self.policy, clock=self._clock),
+            catalogue=Catalogue(
+                registry=self._registry,
+                policy=self.policy,
+                clock=self._clock,
+                mode=self.routing,
+                local=tuple(item.endpoint for item in self.local),
+            ),
             dispatcher=Dispatcher(router, self._clock),
             transport=transport,
             retry=self._retry,
@@ -217,6 +245,7 @@ class Client:
             clock=self._clock,
             rng=self._rng,
             note_baseline=self._reconciler.note_baseline,
+            locals={route.key: route for route in self._local_routes},
         )
         self._loop = asyncio.get_running_loop()
         self._state = _State.OPEN
@@ -229,6 +258,8 @@ class Client:
             if self._registry is not None and self._registry is not self._given_registry:
                 stack.push_async_callback(self._registry.aclose)
             stack.push_async_callback(self._sessions.close)
+            for route in self._local_routes:
+                stack.push_async_callback(route.sessions.close)
 
     # -- requests ---------------------------------------------------------------------------------
 
@@ -340,6 +371,47 @@ class Client:
         offers = await self._opened().catalogue.offers(model, sampling or Sampling())
         return offers.cheapest
 
+    def judged(self, endpoint: EndpointKey, *, accepted: bool) -> None:
+        """Tell what became of an answer from `endpoint`: whether it is one that was wanted.
+
+        Routing then prefers endpoints by the cost of an accepted row, not of an attempt. Optional:
+        without it only bills are compared. About a microsecond.
+        """
+        self._opened().catalogue.economy.judged(endpoint, accepted=accepted)
+
+    def endpoint_costs(self) -> tuple[EndpointCost, ...]:
+        """What routing has learnt of each endpoint that answered: spend and acceptance."""
+        return self._opened().catalogue.economy.costs()
+
+    async def pace(
+        self, model: str, sampling: Sampling, *, needed_per_s: float | None, answer_s: float
+    ) -> Mix | None:
+        """Use only the cheapest endpoints that together give so many answers a second.
+
+        Call it again every few seconds, as rates become known and change. None lifts it.
+        Args:
+            answer_s: seconds an answer takes, for as long as none has come.
+        Raises:
+            ConfigurationError: routing is delegated: the service chooses.
+            NoEligibleEndpoint, RegistryError: nobody can be asked.
+        """
+        engine = self._opened()
+        if needed_per_s is None:
+            engine.dispatcher.set_quotas(None)
+            return None
+        if self.routing is RoutingMode.DELEGATED:
+            raise ConfigurationError("a deadline needs pinned routing: delegated, others choose")
+        offers = await engine.catalogue.offers(model, sampling)
+        router = engine.dispatcher.router
+        costs = engine.catalogue.relative_costs(offers)
+        mix = cheapest_mix(
+            router.supplies(costs, self._clock.now_s(), answer_s=answer_s),
+            needed_per_s=needed_per_s,
+            max_in_flight=self.max_in_flight,
+        )
+        engine.dispatcher.set_quotas(mix.quotas if mix.is_enough else None)
+        return mix
+
     def endpoint_reports(self) -> tuple[EndpointReport, ...]:
         """State of each endpoint that had requests: limit, breaker, counts."""
         return self._opened().dispatcher.router.reports(self._clock.now_s())
@@ -440,6 +512,21 @@ def _with_names(
     return dataclasses.replace(
         policy, exclude=(*policy.exclude, *exclude), only=(*policy.only, *only)
     )
+
+
+def _without_twins(local: Sequence[LocalEndpoint]) -> tuple[LocalEndpoint, ...]:
+    names = [item.name for item in local]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ConfigurationError(f"two local endpoints are called {', '.join(twice)}")
+    return tuple(local)
+
+
+def _mode(given: RoutingMode | str) -> RoutingMode:
+    try:
+        return RoutingMode(given)
+    except ValueError:
+        known = ", ".join(repr(item.value) for item in RoutingMode)
+        raise ConfigurationError(f"routing must be one of {known}, not {given!r}") from None
 
 
 def _failure(gave_up: GaveUp) -> QuantrouteError:

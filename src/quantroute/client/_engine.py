@@ -6,13 +6,14 @@ import asyncio
 import copy
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 from quantroute._log import get_logger
 from quantroute.client._catalogue import Catalogue
 from quantroute.client._dispatch import Dispatcher
+from quantroute.client._local import LocalRoute
 from quantroute.client._outcome import RowRefused
 from quantroute.client._retry import RetryPolicy
 from quantroute.client._transport import Transport
@@ -53,6 +54,7 @@ class Engine:
     paused: set[EndpointKey] = field(default_factory=set)
     """Endpoints whose breaker opened and that have not answered since."""
     has_baseline: bool = False
+    locals: Mapping[EndpointKey, LocalRoute] = field(default_factory=dict)
     note_baseline: Callable[[], Awaitable[None]]
     _baseline_turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     _last_refusal: tuple[int, str] | None = None

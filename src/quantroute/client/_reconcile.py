@@ -28,6 +28,7 @@ from urllib.parse import quote
 
 from quantroute._log import get_logger
 from quantroute.client._accounts import KeyComparison, KeyUsage
+from quantroute.client._local import LOCAL_PREFIX, LocalEndpoint
 from quantroute.client._reply import loads
 from quantroute.client._transport import Transport
 from quantroute.client._wire import WireGeneration, WireKey
@@ -95,7 +96,7 @@ class Reconciler:
         name = self._baseline_name()
         if renew or name not in self.ledger.notes:
             await self.ledger.note(
-                name, str(to_pusd(usage.usage_usd) - self.ledger.balance().posted_pusd)
+                name, str(to_pusd(usage.usage_usd) - await self._posted_through_key_pusd())
             )
 
     async def key_usage(self) -> KeyUsage | None:
@@ -126,6 +127,7 @@ class Reconciler:
             charge_bound: charge what remains unknown at its full reservation.
             patience_s: how long to wait for a generation record to appear.
         """
+        await self._settle_local()
         by_record = await self._settle_by_record(patience_s)
         by_key, difference = await self._settle_by_key_usage(quiet_s)
         at_bound = await self._settle_at_bound() if charge_bound else 0
@@ -326,7 +328,26 @@ class Reconciler:
         self._usage = usage
         if baseline is None or usage is None:
             return None
-        return to_pusd(usage.usage_usd) - int(baseline) - self.ledger.balance().posted_pusd
+        posted_pusd = await self._posted_through_key_pusd()
+        return to_pusd(usage.usage_usd) - int(baseline) - posted_pusd
+
+    async def _posted_through_key_pusd(self) -> int:
+        """What the service has billed: not what servers of the user's own are said to cost."""
+        posted_pusd = self.ledger.balance().posted_pusd
+        if not posted_pusd:
+            return 0
+        own_pusd = sum(
+            line.posted_pusd
+            for line in await self.ledger.statement()
+            if line.endpoint.startswith(LOCAL_PREFIX)
+        )
+        return posted_pusd - own_pusd
+
+    async def _settle_local(self) -> None:
+        """Requests to a local server that were cancelled or killed: nobody keeps a record there."""
+        for entry in await self.ledger.unresolved():
+            if entry.endpoint.startswith(LOCAL_PREFIX):
+                await self._post(entry, LocalEndpoint.bound(entry.reserved_pusd).charge)
 
     async def _settle_at_bound(self) -> int:
         entries = await self.ledger.unresolved()

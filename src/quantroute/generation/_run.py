@@ -17,14 +17,20 @@ from quantroute.errors import (
     BudgetExceeded,
     ConfigurationError,
     DatasetError,
+    NoEligibleEndpoint,
     QuantrouteError,
     RefusedAlike,
+    RegistryError,
 )
+from quantroute.generation._alarms import QualityBook
 from quantroute.generation._collector import calm_collector
 from quantroute.generation._config import RunConfig
 from quantroute.generation._conversation import ChatClient, Conversation, account_of
+from quantroute.generation._deadline import REPLAN_EVERY_S, Deadline, Pace, needed_per_s
+from quantroute.generation._expect import assumed
 from quantroute.generation._feed import Feed
 from quantroute.generation._limits import OutputLimits
+from quantroute.generation._measure import read_qualities
 from quantroute.generation._prompts import Prompt
 from quantroute.generation._quality import RowClass
 from quantroute.generation._records import RowState, TurnRecord, digest
@@ -38,6 +44,7 @@ from quantroute.generation._report import (
 )
 from quantroute.generation._rows import Resume, RowId, RowStore, StoredRun
 from quantroute.ledger import Account
+from quantroute.routing import Mix
 from quantroute.storage import MEMORY, FileLock
 
 __all__ = ["DEFAULT_DRAIN_S", "Run"]
@@ -76,6 +83,8 @@ class Run:
         elastic_limits: reserve less per request while money is short for the asked concurrency, by
             asking with lower output limits; answers cut by those are asked for again. Never above
             the configured limit. See docs/design/0007-tight-cap.md.
+        deadline: use the cheapest endpoints that finish in time, no others; a run that is late goes
+            on with everything.
         clock: a seam for tests.
     """
 
@@ -90,18 +99,25 @@ class Run:
         retry_refused: bool = False,
         drain_s: float = DEFAULT_DRAIN_S,
         elastic_limits: bool = True,
+        deadline: Deadline | None = None,
         clock: Clock | None = None,
     ) -> None:
         if drain_s < 0:
             raise ConfigurationError(f"drain_s must not be negative: {drain_s}")
         self.client = client
         self.config = config
-        self._feeds = tuple(feeds) or (Feed(prompts=prompts),)
+        planned = deadline.rows if deadline is not None else None
+        self._feeds = tuple(feeds) or (Feed(prompts=prompts, planned_rows=planned),)
+        if deadline is not None and any(feed.remaining_rows is None for feed in self._feeds):
+            raise ConfigurationError("a deadline needs to know how many rows are wanted: rows=...")
         self._configs: dict[str, RunConfig] = {}
         self._redo = frozenset(redo)
         self._retry_refused = retry_refused
         self._drain_s = drain_s
         self._has_elastic_limits = elastic_limits
+        self._deadline = deadline
+        self._pace: Pace | None = None
+        self._began_s = 0.0
         self._limits: dict[str, OutputLimits] = {}
         self._clock: Clock = clock or SystemClock()
         self._rows = RowStore(client.ledger.store)
@@ -110,6 +126,7 @@ class Run:
         self._begun: set[bytes] = set()
         self._capped: dict[Account, BudgetExceeded] = {}
         self._tally = Tally()
+        self._quality = QualityBook()
         self._live: set[asyncio.Task[None]] = set()
         self._most_live = max(2, _LIVE_ROWS_PER_SLOT * client.max_in_flight)
         self._room = asyncio.Semaphore(self._most_live)
@@ -135,7 +152,7 @@ class Run:
             raise ConfigurationError("a Run runs once; make another one to go on")
         self._main = asyncio.current_task()
         self._on_progress = on_progress
-        began_s = self._clock.now_s()
+        began_s = self._began_s = self._clock.now_s()
         with self._locked():
             await self._rows.prepare()
             stored = await self._rows.open_run(
@@ -160,6 +177,8 @@ class Run:
                     self.client.admit_again()
             if isinstance(self._stopped_by, RefusedAlike):
                 await self._reopen_refused(self._stopped_by)
+                if self._deadline is not None:
+                    await self._set_pace(None)
             if self._stopped_by is not None and stop_reason(self._stopped_by) is None:
                 raise self._stopped_by
             report = await self._report(stored, self._clock.now_s() - began_s, attendance)
@@ -222,7 +241,12 @@ class Run:
     # -- admission --------------------------------------------------------------------------------
 
     async def _perform(self) -> None:
+        if self._deadline is not None:
+            await self._keep_pace(self._deadline)  # before the first request
         async with asyncio.TaskGroup() as group:
+            pacer = None
+            if self._deadline is not None:
+                pacer = group.create_task(self._pacing(self._deadline))
             stopped = group.create_task(self._stop.wait())
             feeders = {group.create_task(self._feed(group, feed)) for feed in self._feeds}
             fed = group.create_task(_all_done(feeders))
@@ -235,6 +259,8 @@ class Run:
             if not rows.done():
                 await self._drain(rows)
             stopped.cancel()
+            if pacer is not None:
+                pacer.cancel()
 
     async def _feed(self, group: asyncio.TaskGroup, feed: Feed) -> None:
         """Start rows as there is room; a stop cancels this where it waits."""
@@ -341,6 +367,52 @@ class Run:
         self._room.release()
         feed.end_row()
 
+    # -- the deadline -----------------------------------------------------------------------------
+
+    async def _pacing(self, deadline: Deadline) -> None:
+        while True:
+            await self._clock.sleep(REPLAN_EVERY_S)
+            await self._keep_pace(deadline)
+
+    async def _keep_pace(self, deadline: Deadline) -> None:
+        """Choose the mix anew, by what is left to do and the time left for it."""
+        left_s = deadline.after_s - (self._clock.now_s() - self._began_s)
+        rows = sum(feed.remaining_rows or 0.0 for feed in self._feeds)
+        if len(self._feeds) == 1 and self._feeds[0].dataset is None:
+            rows = max(0.0, rows - self._tally.resumed - self._tally.duplicates)
+        ended = sum(self._tally.ends.values())
+        per_row = max(1.0, self._tally.answers / ended) if ended else 1.0
+        answer_s = self._answer_s()
+        mix = await self._set_pace(
+            needed_per_s(answers=rows * per_row, left_s=left_s, answer_s=answer_s)
+        )
+        if mix is None:
+            return
+        was_enough = self._pace is None or self._pace.mix.is_enough
+        self._pace = Pace(left_s=left_s, remaining_rows=rows, mix=mix)
+        if was_enough and not mix.is_enough:
+            log.warning("deadline cannot be met", state=str(self._pace), remaining_rows=round(rows))
+
+    async def _set_pace(self, wanted_per_s: float | None) -> Mix | None:
+        try:
+            return await self.client.pace(
+                self.config.model,
+                self.config.sampling,
+                needed_per_s=wanted_per_s,
+                answer_s=self._assumed_s(),
+            )
+        except (RegistryError, NoEligibleEndpoint):
+            return None  # requests will say so, if it lasts
+
+    def _assumed_s(self) -> float:
+        """Seconds an answer is assumed to take before any has come."""
+        return assumed(max_output_tokens=self.config.max_output_tokens).answer_s
+
+    def _answer_s(self) -> float:
+        """Seconds an answer takes, in the mean of those that have come."""
+        tally = self._tally
+        return tally.answer_s / tally.answers if tally.answers else self._assumed_s()
+
     # -- one row ----------------------------------------------------------------------------------
 
     async def _row(self, feed: Feed, row: RowId) -> None:
@@ -358,6 +430,7 @@ class Run:
                 row=row,
                 clock=self._clock,
                 on_answer=functools.partial(self._count_answer, feed),
+                on_verdict=self._count_verdict,
                 limits=self._limits_of(row.prompt.dataset),
                 done=done,
                 redo=self._redo,
@@ -378,10 +451,28 @@ class Run:
         feed.count_answer(record)
         self._show()
 
+    def _count_verdict(self, record: TurnRecord) -> None:
+        """Answers that say something about their endpoint: not those that a limit of ours cut."""
+        for alarm in self._quality.count(record):
+            log.warning(
+                "endpoint worse than the others",
+                endpoint=alarm.endpoint,
+                row_class=alarm.row_class.value,
+                answers=alarm.answers,
+                hits=alarm.hits,
+                other_answers=alarm.other_answers,
+                other_hits=alarm.other_hits,
+            )
+
     def _show(self) -> None:
         if self._on_progress is not None:
             self._on_progress(
-                self._tally.progress(live=len(self._live), is_stopping=self._stop.is_set())
+                self._tally.progress(
+                    live=len(self._live),
+                    is_stopping=self._stop.is_set(),
+                    alarms=tuple(self._quality.alarms),
+                    pace=self._pace,
+                )
             )
 
     # -- stopping ---------------------------------------------------------------------------------
@@ -461,6 +552,11 @@ class Run:
             spent_pusd=self.client.ledger.balance(Account(stored.name)).posted_pusd,
             elapsed_s=elapsed_s,
             attendance=attendance,
+            endpoints=await read_qualities(
+                self.client.ledger, run=stored.name, run_id=stored.run_id
+            ),
+            alarms=tuple(self._quality.alarms),
+            deadline_s=None if self._deadline is None else self._deadline.after_s,
         )
 
 

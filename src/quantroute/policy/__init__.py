@@ -10,7 +10,7 @@ from quantroute.policy._evidence import EvidenceRow, EvidenceTable, NativeRow
 from quantroute.policy._plausible import implausible_prices
 from quantroute.policy._policy import ExclusionPolicy
 from quantroute.policy._preferences import pinned_preferences
-from quantroute.policy._served import served_by
+from quantroute.policy._served import served_among, served_by
 from quantroute.policy._verdict import Precision, Reason, Verdict
 
 __all__ = [
@@ -24,5 +24,6 @@ __all__ = [
     "Verdict",
     "implausible_prices",
     "pinned_preferences",
+    "served_among",
     "served_by",
 ]

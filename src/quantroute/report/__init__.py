@@ -5,6 +5,7 @@ from quantroute.report._plan import plan_lines, plan_tables
 from quantroute.report._tables import (
     balance_line,
     ledger_table,
+    quality_table,
     statement_totals,
     verdict_table,
 )
@@ -18,6 +19,7 @@ __all__ = [
     "ledger_table",
     "plan_lines",
     "plan_tables",
+    "quality_table",
     "statement_totals",
     "verdict_table",
 ]

@@ -88,7 +88,8 @@ class LiveView(JupyterMixin):
     `rows_total` and `cap_pusd` are None where there is none. `held_pusd` is part of what charges of
     unknown outcome reserve, `in_flight_pusd` what requests on the wire do. `eta_money_s` and
     `eta_targets_s` are when the cap and the targets end the run at this pace; None if nobody can
-    tell. `errors` are attempts that failed, by kind; `alarms` sentences about endpoints.
+    tell. `errors` are attempts that failed, by kind; `alarms` sentences about endpoints,
+    `pace` one about the deadline.
     """
 
     elapsed_s: float
@@ -110,6 +111,7 @@ class LiveView(JupyterMixin):
     endpoints: tuple[LiveEndpoint, ...] = ()
     errors: tuple[tuple[str, int], ...] = ()
     alarms: tuple[str, ...] = ()
+    pace: str = ""
 
     @property
     def eta(self) -> str:
@@ -156,6 +158,8 @@ class LiveView(JupyterMixin):
         states = [f"{item.name} {item.state}" for item in self.endpoints if item.state != "ok"]
         if not self.is_stopping and self.eta:
             parts.append(self.eta)
+        if self.pace:
+            parts.append(self.pace)
         return ", ".join((*parts, *states, *self.alarms))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -173,6 +177,7 @@ class LiveView(JupyterMixin):
         for line in (
             *draw.more(len(self.endpoints) - _MOST_ENDPOINTS, "endpoints"),
             *draw.errors(self.errors),
+            *([Text(self.pace)] if self.pace else []),
             *(Text(f"! {text}", style="yellow") for text in self.alarms[:_MOST_ALARMS]),
             *draw.more(len(self.alarms) - _MOST_ALARMS, "alarms"),
         ):
@@ -327,7 +332,6 @@ class LiveMeter:
         feeds: Sequence[FeedProgress] = (),
         reports: Iterable[EndpointReport] = (),
         errors: Mapping[str, int] | None = None,
-        alarms: Sequence[str] = (),
     ) -> LiveView:
         """The picture at `now_s`; call it a few times a second at most."""
         datasets = tuple(_dataset(item) for item in feeds)
@@ -357,7 +361,8 @@ class LiveMeter:
             datasets=datasets,
             endpoints=_endpoints(reports, progress, self.prices),
             errors=tuple(sorted((errors or {}).items(), key=lambda item: (-item[1], item[0]))),
-            alarms=tuple(alarms),
+            alarms=tuple(map(str, progress.alarms)),
+            pace="" if progress.pace is None else str(progress.pace),
         )
 
     def _rates(self, now: _Sample) -> _Rates:
