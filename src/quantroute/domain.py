@@ -390,6 +390,7 @@ class Endpoint:
     uptime_30m_percent: float | None = None
     uptime_1d_percent: float | None = None
     served_name: str | None = None  # right half of `name`, e.g. "moonshotai/kimi-k2.5-0127"
+    is_local: bool = False  # a server of the user's own, not behind the service
     key: EndpointKey = field(init=False, repr=False, compare=False)
     """Identity within one list."""
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,13 +13,22 @@ from quantroute.client import (
     Answer,
     Answered,
     AnswerSink,
+    Attendance,
     ChatRequest,
     Completion,
     GaveUp,
     Provenance,
     RowRefused,
 )
-from quantroute.domain import Endpoint, Pricing, Quantization, Quote, Sampling, TokenUsage
+from quantroute.domain import (
+    Endpoint,
+    EndpointKey,
+    Pricing,
+    Quantization,
+    Quote,
+    Sampling,
+    TokenUsage,
+)
 from quantroute.errors import QuantrouteError
 from quantroute.generation import Prompt, RunConfig
 from quantroute.ledger import Basis, BudgetLedger, Charge, EntryId
@@ -85,6 +95,14 @@ class FakeClient:
     peak_live: int = 0
     live: int = 0
     reason: QuantrouteError | None = None
+    told: list[bool] = field(default_factory=list)
+
+    def judged(self, endpoint: EndpointKey, *, accepted: bool) -> None:
+        self.told.append(accepted)
+
+    @asynccontextmanager
+    async def attended(self) -> AsyncIterator[Attendance]:
+        yield Attendance()
 
     async def quote(self, model: str, sampling: Sampling) -> Quote | None:
         return ENDPOINT.pricing.quote()

@@ -13,6 +13,7 @@ from quantroute.errors import ConfigurationError, DatasetError
 from quantroute.generation import Allocation, load_run_spec, policy_class
 from quantroute.money import PUSD_PER_USD
 from quantroute.policy import ExclusionPolicy
+from quantroute.routing import RoutingMode
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples/run.toml"
 ONE = '[[dataset]]\nname = "a"\nprompts = "builtin"\nmax_output_tokens = 100\n'
@@ -171,3 +172,33 @@ def test_rows_of_other_policies_and_rehearsals_never_meet() -> None:
     rehearsal = load_run_spec(EXAMPLE).rehearsal()
     assert rehearsal.config().policy_class == "simulated:native"
     assert (rehearsal.name, rehearsal.out.name) == ("k25-simulated", "k25-simulated")
+
+
+LOCAL = """
+[[local]]
+name = "box"
+base_url = "http://127.0.0.1:8000/v1"
+quantization = "int4"
+model = "kimi"
+usd_per_gpu_hour = "2.50"
+gpus = 8
+output_tokens_per_s = 3000
+
+[[dataset]]
+name = "d"
+prompts = "builtin"
+max_output_tokens = 100
+"""
+
+
+def test_routing_and_local_servers_stand_in_the_file(tmp_path: Path) -> None:
+    spec = load_run_spec(write_spec(tmp_path, LOCAL, run='routing = "delegated"'))
+    assert spec.routing is RoutingMode.DELEGATED
+    (local,) = spec.local
+    assert (local.serves, local.model, local.endpoint.tag) == (spec.model, "kimi", "local/box")
+
+
+def test_an_impossible_local_server_is_told_with_its_line(tmp_path: Path) -> None:
+    path = write_spec(tmp_path, LOCAL.replace('"int4"', '"int3"'))
+    with pytest.raises(ConfigurationError, match=r"run.toml:\d+: local\[1\].*int3"):
+        load_run_spec(path)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
@@ -12,6 +11,7 @@ from typing import Annotated, Final, NoReturn
 import typer
 
 from quantroute._http import OPENROUTER_URL
+from quantroute.cli import _loop
 from quantroute.cli import _options as options
 from quantroute.cli._datasets import (
     DatasetsJob,
@@ -34,9 +34,11 @@ from quantroute.generation import (
     RunConfig,
     builtin_prompts,
     dataset_name,
+    deadline_s,
     policy_class,
 )
 from quantroute.money import cap_pusd
+from quantroute.routing import RoutingMode
 
 Opening = Callable[[], AbstractAsyncContextManager[Target]]
 
@@ -51,6 +53,7 @@ _BESIDE_A_RUN_FILE: Final = frozenset(
         "base_url",
         "ca_file",
         "as_json",
+        "log_json",
     }
 )
 
@@ -135,6 +138,21 @@ def generate(
     max_in_flight: Annotated[
         int, typer.Option(min=1, help="Requests on the wire at once.")
     ] = DEFAULT_MAX_IN_FLIGHT,
+    routing: Annotated[
+        RoutingMode,
+        typer.Option(
+            help="Who chooses the endpoint of a request among those allowed: quantroute, pinned "
+            "and by the cost of an accepted row, or the service, delegated."
+        ),
+    ] = RoutingMode.PINNED,
+    deadline: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="When to be done, e.g. 45m or 1h30m: only the cheapest endpoints that make it are "
+            "used. Without it, as many as the requests in flight keep busy.",
+        ),
+    ] = None,
     simulate: Annotated[
         bool,
         typer.Option(
@@ -149,6 +167,7 @@ def generate(
     base_url: options.BaseUrl = OPENROUTER_URL,
     ca_file: options.CaFile = None,
     as_json: options.Json = False,
+    log_json: options.LogJson = None,
 ) -> None:
     """Generate answers to PROMPTS from eligible endpoints, within a hard cap.
 
@@ -179,9 +198,17 @@ def generate(
         _check_run_file(ctx, files)
         spec = read_spec(files[0], base_url=base_url, simulate=simulate)
         _generate_datasets(
-            DatasetsJob(spec=spec, redo=classes, retry_refused=retry_refused, as_json=as_json),
+            DatasetsJob(
+                spec=spec,
+                redo=classes,
+                retry_refused=retry_refused,
+                as_json=as_json,
+                log_json=log_json,
+            ),
             opening,
         )
+    if deadline is not None and routing is RoutingMode.DELEGATED:
+        raise ConfigurationError("--deadline needs --routing pinned: delegated, others choose")
     policy = options.build_policy(
         exclude=exclude,
         only=only,
@@ -220,18 +247,21 @@ def generate(
         policy=policy,
         cap=cap,
         max_in_flight=max_in_flight,
+        routing=routing,
+        deadline_s=None if deadline is None else deadline_s(deadline),
         redo=classes,
         retry_refused=retry_refused,
         elastic_limits=elastic_limits,
         overrun=overrun,
         as_json=as_json,
+        log_json=log_json,
     )
 
     async def main() -> Outcome:
         async with opening() as target:
             return await perform(job, target)
 
-    outcome = asyncio.run(main())
+    outcome = _loop.run(main())
     if as_json:
         print_json(outcome_data(outcome))
     else:
@@ -260,7 +290,7 @@ def _generate_datasets(job: DatasetsJob, opening: Opening) -> NoReturn:
         async with opening() as target:
             return await perform_datasets(job, target)
 
-    outcome = asyncio.run(main())
+    outcome = _loop.run(main())
     if job.as_json:
         print_json(datasets_data(outcome))
     else:

@@ -8,15 +8,17 @@ from itertools import chain
 from pathlib import Path
 from typing import Final
 
+from quantroute.cli._log import EVENTS
 from quantroute.cli._options import Overrun
 from quantroute.cli._output import show
-from quantroute.cli._progress import Reporter
+from quantroute.cli._progress import Reporter, prices_of
 from quantroute.cli._rundir import RunFolder
 from quantroute.cli._service import Target
 from quantroute.cli._wording import as_options
 from quantroute.client import Client, Reconciliation
 from quantroute.errors import DatasetError, NoEligibleEndpoint
 from quantroute.generation import (
+    Deadline,
     Prompt,
     RowClass,
     Run,
@@ -32,6 +34,7 @@ from quantroute.money import format_usd
 from quantroute.policy import BoundPolicy, ExclusionPolicy
 from quantroute.registry import ProviderRegistry
 from quantroute.report import verdict_table
+from quantroute.routing import RoutingMode
 
 __all__ = [
     "RECORDS_WITHIN_S",
@@ -55,11 +58,14 @@ class Job:
     policy: ExclusionPolicy
     cap: str | None
     max_in_flight: int
+    routing: RoutingMode
+    deadline_s: float | None
     redo: frozenset[RowClass]
     retry_refused: bool
     elastic_limits: bool
     overrun: Overrun | None
     as_json: bool
+    log_json: Path | None = None
 
     @property
     def hard_cap(self) -> str | None:
@@ -115,25 +121,39 @@ async def perform(job: Job, target: Target) -> Outcome:
         NoEligibleEndpoint: nothing is left to ask; the verdicts have been printed.
     """
     target.key.read()
+    target.check_descriptors(min(job.max_in_flight, job.total_rows))
     async with ProviderRegistry(service=target.service, key=target.key) as registry:
         bound = await _verdicts(job, target, registry)
         if not job.as_json:
             show(verdict_table(bound, title=job.config.model, wording=as_options))
         if not bound.eligible:
             raise NoEligibleEndpoint(model=job.config.model, reasons=bound.reasons())
+        events = job.log_json or job.folder.events
         reserve = _statistical_reserve(job, bound)
-        async with (
-            BudgetLedger.open(job.folder.store, cap=job.hard_cap) as ledger,
-            Client(
-                ledger=ledger,
-                policy=job.policy,
-                service=target.service,
-                key=target.key,
-                registry=registry,
-                max_in_flight=job.max_in_flight,
-            ) as client,
-        ):
-            return await _run(job, target, client, bound, reserve)
+        with EVENTS.written_to(events, key=target.key):
+            return await _open_and_run(job, target, registry, bound, reserve)
+
+
+async def _open_and_run(
+    job: Job,
+    target: Target,
+    registry: ProviderRegistry,
+    bound: BoundPolicy,
+    reserve: StatisticalReserve | None,
+) -> Outcome:
+    async with (
+        BudgetLedger.open(job.folder.store, cap=job.hard_cap) as ledger,
+        Client(
+            ledger=ledger,
+            policy=job.policy,
+            service=target.service,
+            key=target.key,
+            registry=registry,
+            max_in_flight=job.max_in_flight,
+            routing=job.routing,
+        ) as client,
+    ):
+        return await _run(job, target, client, bound, reserve)
 
 
 async def _verdicts(job: Job, target: Target, registry: ProviderRegistry) -> BoundPolicy:
@@ -192,8 +212,18 @@ async def _run(
         retry_refused=job.retry_refused,
         elastic_limits=job.elastic_limits,
         reserve=reserve,
+        deadline=(
+            None
+            if job.deadline_s is None
+            else Deadline(after_s=job.deadline_s, rows=job.total_rows)
+        ),
     )
-    reporter = Reporter(client, total_rows=job.total_rows, is_silent=job.as_json)
+    reporter = Reporter(
+        client,
+        rows_total=job.total_rows,
+        prices=prices_of(bound.eligible),
+        is_silent=job.as_json,
+    )
     # A word at once: silence would provoke a second Ctrl+C.
     with reporter, run.install_signal_handlers(on_stopping=reporter.note_stopping):
         report = await run.execute(reporter.on_progress)

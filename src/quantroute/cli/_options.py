@@ -96,6 +96,15 @@ CaFile = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+LogJson = Annotated[
+    Path | None,
+    typer.Option(
+        dir_okay=False,
+        metavar="FILE",
+        help="Append events as JSON lines to this file; events.jsonl in the run's folder if left "
+        "out.",
+    ),
+]
 
 
 def build_policy(

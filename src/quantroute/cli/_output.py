@@ -10,14 +10,16 @@ import typer
 from rich.console import Console, RenderableType
 
 from quantroute.client import Reconciliation
-from quantroute.generation import RowCounts
+from quantroute.generation import EndpointQuality, QualityAlarm, RowCounts
 from quantroute.ledger import StatementLine
-from quantroute.money import format_usd
+from quantroute.report import quality_table
 
 __all__ = [
     "counts_data",
     "print_json",
+    "print_quality",
     "print_reconciliation",
+    "quality_data",
     "rows_lines",
     "say",
     "show",
@@ -86,9 +88,45 @@ def print_reconciliation(done: Reconciliation) -> None:
         f"settled {done.settled_by_record} by record, {done.settled_by_key_usage} by the key's "
         f"usage, {done.settled_at_bound} at the bound; {done.still_held} still unknown"
     )
-    if done.key_difference_pusd:
-        say(
-            "the key's usage exceeds the ledger by "
-            f"{format_usd(done.key_difference_pusd, places=6)}: other use of the same key, "
-            "or charges that are still unknown"
-        )
+    if done.key is not None:
+        say(done.key.explanation)
+
+
+def print_quality(qualities: Iterable[EndpointQuality], alarms: Iterable[QualityAlarm]) -> None:
+    """What came from each endpoint, and which of them are worse than the others."""
+    rows = tuple(qualities)
+    if rows:
+        show(quality_table(rows, title="answers by endpoint"))
+    for alarm in alarms:
+        say(f"quality alarm: {alarm}")
+
+
+def quality_data(
+    qualities: Iterable[EndpointQuality], alarms: Iterable[QualityAlarm]
+) -> dict[str, Any]:
+    """The same as JSON values."""
+    return {
+        "quality": [
+            {
+                "endpoint": item.endpoint,
+                "answers": item.answers,
+                "accepted": item.accepted,
+                "classes": {name.value: count for name, count in item.classes.items()},
+                "output_tokens": item.output_tokens,
+                "accepted_tokens": item.accepted_tokens,
+                "spent_pusd": item.cost_pusd,
+            }
+            for item in qualities
+        ],
+        "alarms": [
+            {
+                "endpoint": item.endpoint,
+                "class": item.row_class.value,
+                "answers": item.answers,
+                "hits": item.hits,
+                "other_answers": item.other_answers,
+                "other_hits": item.other_hits,
+            }
+            for item in alarms
+        ],
+    }

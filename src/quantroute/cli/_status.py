@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from quantroute._http import OPENROUTER_URL, Service
+from quantroute.cli import _loop
 from quantroute.cli import _options as options
 from quantroute.cli._exit import ExitCode
+from quantroute.cli._log import EVENTS
 from quantroute.cli._output import (
     counts_data,
     print_json,
+    print_quality,
     print_reconciliation,
+    quality_data,
     rows_lines,
     say,
     show,
@@ -22,7 +25,13 @@ from quantroute.cli._output import (
 )
 from quantroute.cli._rundir import RunFolder
 from quantroute.client import Client, Reconciliation
-from quantroute.generation import RowCounts, RowStore
+from quantroute.generation import (
+    EndpointQuality,
+    RowCounts,
+    RowStore,
+    quality_alarms,
+    read_qualities,
+)
 from quantroute.ledger import Balance, BudgetLedger, StatementLine
 from quantroute.money import NO_CAP, format_usd
 from quantroute.report import balance_line, ledger_table
@@ -35,13 +44,18 @@ def status(
     ] = False,
     as_json: options.Json = False,
 ) -> None:
-    """Show a run's ledger by endpoint, its rows by class, and what is still unknown.
+    """Show a run's ledger and answers by endpoint, its rows by class, and what is still unknown.
 
     Safe while the run is under way.
     """
     folder = RunFolder(run)
 
-    async def look() -> tuple[Balance, tuple[StatementLine, ...], tuple[RowCounts, ...]]:
+    async def look() -> tuple[
+        Balance,
+        tuple[StatementLine, ...],
+        tuple[RowCounts, ...],
+        tuple[EndpointQuality, ...],
+    ]:
         async with BudgetLedger.open(folder.existing_store()) as ledger:
             if verify:
                 await ledger.verify()
@@ -52,11 +66,13 @@ def status(
                 ledger.balance(),
                 await ledger.statement(),
                 await rows.counts(stored.run_id),
+                await read_qualities(ledger, run=stored.name, run_id=stored.run_id),
             )
 
-    balance, statement, counts = asyncio.run(look())
+    balance, statement, counts, qualities = _loop.run(look())
+    alarms = quality_alarms(qualities)
     if as_json:
-        print_json(_as_data(balance, statement, counts))
+        print_json(_as_data(balance, statement, counts) | quality_data(qualities, alarms))
         return
     if statement:
         show(ledger_table(statement, title="ledger"))
@@ -69,6 +85,7 @@ def status(
         )
     for line in rows_lines(counts):
         say(line)
+    print_quality(qualities, alarms)
     if verify:
         say("the journal, replayed, agrees with every sum")
 
@@ -121,10 +138,11 @@ def reconcile(
             BudgetLedger.open(folder.existing_store()) as ledger,
             Client(ledger=ledger, service=Service(base_url=base_url, ca_file=ca_file)) as client,
         ):
-            done = await client.reconcile(quiet_s=quiet_s, charge_bound=charge_bound)
-            return done, ledger.balance()
+            with EVENTS.written_to(folder.events, key=client.key):
+                done = await client.reconcile(quiet_s=quiet_s, charge_bound=charge_bound)
+                return done, ledger.balance()
 
-    done, balance = asyncio.run(settle())
+    done, balance = _loop.run(settle())
     print_reconciliation(done)
     say(balance_line(balance))
     if done.still_held:

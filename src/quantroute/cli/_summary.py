@@ -6,13 +6,22 @@ from typing import Any, Final
 
 from quantroute.cli._exit import ExitCode
 from quantroute.cli._job import Job, Outcome
-from quantroute.cli._output import counts_data, rows_lines, say, show, statement_data
+from quantroute.cli._output import (
+    counts_data,
+    print_quality,
+    quality_data,
+    rows_lines,
+    say,
+    show,
+    statement_data,
+)
 from quantroute.cli._wording import as_options
+from quantroute.client import KeyComparison
 from quantroute.generation import RowClass, RunReport, StopReason
 from quantroute.money import format_usd
 from quantroute.report import balance_line, ledger_table
 
-__all__ = ["exit_code", "outcome_data", "print_books", "print_outcome"]
+__all__ = ["exit_code", "late_line", "outcome_data", "print_books", "print_outcome"]
 
 _EXIT_CODES: Final = {
     StopReason.DONE: ExitCode.DONE,
@@ -37,8 +46,7 @@ def print_outcome(job: Job, outcome: Outcome) -> None:
     if outcome.statement:
         show(ledger_table(outcome.statement, title="ledger"))
     say(balance_line(outcome.balance))
-    if outcome.billed_pusd or outcome.spent_now_pusd:
-        print_books(outcome)
+    print_books(outcome)
     if outcome.reconciled.still_held:
         say(
             f"{outcome.reconciled.still_held:,} charges are not known yet and stay reserved; "
@@ -46,16 +54,25 @@ def print_outcome(job: Job, outcome: Outcome) -> None:
         )
     for line in rows_lines(report.counts):
         say(line)
+    print_quality(report.endpoints, report.alarms)
     for line in _remarks(job, report):
         say(line)
     say(_closing_line(job, report), bold=True)
 
 
 def print_books(outcome: Outcome) -> None:
-    """Compare the ledger with the embedded simulator's own bill, if there is one."""
+    """Compare the ledger with the key's usage, and with the embedded simulator's own bill."""
+    key = outcome.reconciled.key
+    if key is not None and (outcome.billed_pusd is None or not key.agrees):
+        say(key.explanation)
+    settled = outcome.report.attendance.settled_entries
+    if settled:
+        say(f"{settled:,} charges of unknown outcome were found out during the run")
     if outcome.billed_pusd is None:
         return
     billed, posted = outcome.billed_pusd, outcome.spent_now_pusd
+    if not billed and not posted:
+        return
     if billed == posted:
         say(f"the simulator's own bill agrees to the last digit: {format_usd(billed, places=12)}")
     else:
@@ -87,9 +104,19 @@ def _remarks(job: Job, report: RunReport) -> list[str]:
             f"{report.refused:,} rows were refused by the service and are not tried again "
             "unless you say --retry-refused"
         )
+    if report.is_late:
+        remarks.append(late_line(report))
     if report.cut_off:
         remarks.append(f"{report.cut_off:,} rows were still in flight when time to wait was over")
     return remarks
+
+
+def late_line(report: RunReport) -> str:
+    """That a run took longer than its deadline."""
+    return (
+        f"it took {report.elapsed_s:,.0f} s, the deadline was {report.deadline_s:,.0f} s: more "
+        "requests in flight or further endpoints would help"
+    )
 
 
 def _closing_line(job: Job, report: RunReport) -> str:
@@ -100,6 +127,19 @@ def _closing_line(job: Job, report: RunReport) -> str:
     if report.gave_up:
         return f"{report.gave_up:,} rows failed for now; the same command tries them again"
     return f"done; next: quantroute export {job.folder.path} rows.jsonl"
+
+
+def _comparison_data(found: KeyComparison | None) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    return {
+        "usage_pusd": found.usage_pusd,
+        "posted_pusd": found.posted_pusd,
+        "held_pusd": found.held_pusd,
+        "difference_pusd": found.difference_pusd,
+        "is_explained": found.is_explained,
+        "explanation": found.explanation,
+    }
 
 
 def outcome_data(outcome: Outcome) -> dict[str, Any]:
@@ -116,11 +156,18 @@ def outcome_data(outcome: Outcome) -> dict[str, Any]:
         "gave_up": report.gave_up,
         "duplicates": report.duplicates,
         "elapsed_s": round(report.elapsed_s, 3),
+        "deadline_s": report.deadline_s,
         "spent_pusd": report.spent_pusd,
         "held_charges": outcome.reconciled.still_held,
+        "settled_during_run": report.attendance.settled_entries,
+        "key_usage": {
+            "at_start": _comparison_data(report.attendance.at_start),
+            "at_end": _comparison_data(outcome.reconciled.key or report.attendance.at_end),
+        },
         "simulator_bill_pusd": outcome.billed_pusd,
         "spent_by_this_start_pusd": outcome.spent_now_pusd,
         "eligible": [str(endpoint.key) for endpoint in outcome.bound.eligible],
         "by_endpoint": statement_data(outcome.statement),
         "rows": counts_data(report.counts),
+        **quality_data(report.endpoints, report.alarms),
     }

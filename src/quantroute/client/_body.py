@@ -6,7 +6,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from quantroute.client._local import LocalEndpoint
 from quantroute.client._outcome import ChatRequest
+from quantroute.client._replay import ReplayForm, replayed
 from quantroute.domain import Message
 
 __all__ = ["encode_body", "input_bound_tokens"]
@@ -43,15 +45,27 @@ def _text_bytes(part: object) -> int:
     return len(text.encode())
 
 
-def encode_body(request: ChatRequest, *, max_tokens: int, preferences: Mapping[str, Any]) -> bytes:
-    """The JSON body of one attempt, pinned by `preferences` (OpenRouter's `provider` object)."""
+def encode_body(
+    request: ChatRequest,
+    *,
+    max_tokens: int,
+    preferences: Mapping[str, Any],
+    local: LocalEndpoint | None = None,
+    replay: ReplayForm = ReplayForm.REASONING,
+) -> bytes:
+    """The JSON body of one attempt, pinned by `preferences` (OpenRouter's `provider` object).
+
+    Earlier reasoning goes out in the form of `replay`, or in the local server's own.
+    """
     body: dict[str, Any] = {
         "model": request.model,
-        "messages": list(request.messages),
+        "messages": replayed(request.messages, replay if local is None else local.replay_form),
         "max_tokens": max_tokens,
         "provider": dict(preferences),
         **request.sampling.parameters(),
     }
     if request.is_streamed:
         body["stream"] = True
+    if local is not None:
+        body = local.body(body, is_streamed=request.is_streamed)
     return _encode(body).encode()

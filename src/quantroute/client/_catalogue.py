@@ -11,14 +11,16 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from quantroute._log import get_logger
 from quantroute.client._body import input_bound_tokens
+from quantroute.client._delegated import Pauses, Pool
 from quantroute.client._outcome import ChatRequest
 from quantroute.clock import Clock
 from quantroute.domain import Endpoint, EndpointKey, Provider, Quote, Sampling
 from quantroute.errors import NoEligibleEndpoint, RegistryError
 from quantroute.policy import BoundPolicy, ExclusionPolicy, Precision, pinned_preferences
 from quantroute.registry import EndpointList, ProviderRegistry
-from quantroute.routing import Candidate, in_order
+from quantroute.routing import Candidate, EndpointEconomy, RoutingMode
 
 __all__ = ["Catalogue", "Offers", "TooLong"]
 
@@ -27,13 +29,25 @@ _BYTES_PER_TOKEN: Final = 4
 #: Share of `max_tokens` an answer is expected to use before any has been seen.
 _EXPECTED_SHARE: Final = 0.25
 _SMOOTHING: Final = 0.05
+_USUAL_INPUT: Final = 250
+_USUAL_OUTPUT: Final = 1_000
 _REFRESH_AT_MOST_EVERY_S: Final = 10.0
 #: The registry's cache is asked this often, not by each of a thousand requests a second.
 _ASK_EVERY_S: Final = 0.5
+_ASK_AGAIN_S: Final = 30.0
+_OBSERVATIONS_PER_LOOK: Final = 16
+
+log = get_logger("quantroute.client")
 
 
 class TooLong(Exception):
     """The prompt does not fit any eligible endpoint; internal, becomes a refused row."""
+
+
+@dataclass(slots=True)
+class _Ranks:
+    stamp: int = -1
+    factors: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,9 +58,26 @@ class Offers:
     policy: ExclusionPolicy
     bound: BoundPolicy
     quotes: tuple[tuple[Endpoint, Quote], ...]
-    cheapest: Quote | None  # by its output
+    cheapest: Quote | None  # by its output; of all together if the service chooses
     precisions: Mapping[EndpointKey, Precision]
     pins: Mapping[EndpointKey, Mapping[str, Any]]  # the `provider` object that pins each endpoint
+    # Delegated routing: one for each set of endpoints that some request can be sent to.
+    pools: dict[tuple[EndpointKey, ...], Pool] = field(default_factory=dict)
+    ranks: _Ranks = field(default_factory=_Ranks)
+
+    def preferences(self, candidate: Candidate) -> Mapping[str, Any]:
+        """The `provider` object to send."""
+        if candidate.members:
+            return self.pools[candidate.members].preferences
+        return self.pins.get(candidate.endpoint.key, {})  # a local server has no such thing
+
+    def pool(self, endpoints: Sequence[Endpoint]) -> tuple[tuple[EndpointKey, ...], Pool]:
+        """These endpoints as one, and the key it is kept under."""
+        key = tuple([item.key for item in endpoints])
+        pool = self.pools.get(key)
+        if pool is None:
+            pool = self.pools[key] = Pool.of(self.bound, endpoints)
+        return key, pool
 
 
 @dataclass(slots=True)
@@ -56,10 +87,15 @@ class Catalogue:
     registry: ProviderRegistry
     policy: ExclusionPolicy
     clock: Clock
+    mode: RoutingMode = RoutingMode.PINNED
+    local: tuple[Endpoint, ...] = ()
+    economy: EndpointEconomy = field(default_factory=EndpointEconomy)
+    pauses: Pauses = field(default_factory=Pauses)
     _offers: dict[tuple[str, frozenset[str]], Offers] = field(default_factory=dict, init=False)
     _output_share: dict[str, float] = field(default_factory=dict, init=False)
     _refreshed_at_s: dict[str, float] = field(default_factory=dict, init=False)
     _asked_at_s: dict[str, float] = field(default_factory=dict, init=False)
+    _local_only: dict[str, EndpointList] = field(default_factory=dict, init=False)
 
     async def offers(self, model: str, sampling: Sampling) -> Offers:
         """The judged listing for requests with these sampling parameters.
@@ -73,8 +109,7 @@ class Catalogue:
         now_s = self.clock.now_s()
         if known is not None and now_s < self._asked_at_s.get(model, 0.0) + _ASK_EVERY_S:
             return known
-        listing = await self.registry.endpoints(model)
-        self._asked_at_s[model] = now_s
+        listing = await self._listing(model, now_s)
         known = self._offers.get(key)
         if known is not None and known.listing is listing:
             return known
@@ -88,7 +123,7 @@ class Catalogue:
         return known
 
     def candidates(self, offers: Offers, request: ChatRequest) -> tuple[Candidate, ...]:
-        """Endpoints among `offers` that may serve `request`, cheapest first.
+        """Endpoints among `offers` that may serve `request`, cheapest per accepted row first.
 
         Raises:
             NoEligibleEndpoint: the policy excludes every endpoint.
@@ -98,22 +133,79 @@ class Catalogue:
             raise NoEligibleEndpoint(model=request.model, reasons=offers.bound.reasons())
         input_tokens = input_bound_tokens(request.messages)
         share = self._output_share.get(request.model, _EXPECTED_SHARE)
-        found = [
-            Candidate(
-                endpoint=endpoint,
-                expected_pusd=quote.cost_pusd(
-                    input_tokens=input_tokens // _BYTES_PER_TOKEN,
-                    output_tokens=int(max_tokens * share),
-                ),
-                worst_pusd=quote.cost_pusd(input_tokens=input_tokens, output_tokens=max_tokens),
-                max_tokens=max_tokens,
+        found = []
+        expected_tokens = input_tokens // _BYTES_PER_TOKEN
+        for (endpoint, quote), factor in zip(offers.quotes, self._factors(offers), strict=True):
+            max_tokens = _max_tokens(endpoint, request, input_tokens)
+            if max_tokens <= 0:
+                continue
+            attempt_pusd = quote.cost_pusd(
+                input_tokens=expected_tokens, output_tokens=int(max_tokens * share)
             )
-            for endpoint, quote in offers.quotes
-            if (max_tokens := _max_tokens(endpoint, request, input_tokens)) > 0
-        ]
+            found.append(
+                Candidate(
+                    endpoint=endpoint,
+                    # Not an amount of money but a rank: nothing is posted from it.
+                    expected_pusd=int(attempt_pusd * factor),
+                    worst_pusd=quote.cost_pusd(input_tokens=input_tokens, output_tokens=max_tokens),
+                    max_tokens=max_tokens,
+                    attempt_pusd=attempt_pusd,
+                )
+            )
         if not found:
             raise TooLong(_why_too_long(offers.quotes, request, input_tokens))
-        return in_order(found)
+        if self.mode is RoutingMode.DELEGATED:
+            listed = [item for item in found if not item.endpoint.is_local]
+            found = [item for item in found if item.endpoint.is_local]
+            if listed:
+                found.append(self._pooled(offers, listed, input_tokens))
+        return self.economy.ordered(found)
+
+    def _factors(self, offers: Offers) -> list[float]:
+        """Cost per accepted row and expected attempt, in the order of the quotes.
+
+        Looked up anew after some observations, not for each request: they move slowly.
+        """
+        stamp = self.economy.observations // _OBSERVATIONS_PER_LOOK
+        ranks = offers.ranks
+        if ranks.stamp != stamp:
+            ranks.stamp = stamp
+            ranks.factors = [self.economy.factor(endpoint.key) for endpoint, _ in offers.quotes]
+        return ranks.factors
+
+    def _pooled(self, offers: Offers, found: Sequence[Candidate], input_tokens: int) -> Candidate:
+        """One candidate for all: at the lowest output limit, lest the service drop some of them."""
+        endpoints = [item.endpoint for item in found]
+        rested = self.pauses.rested(endpoints, self.clock.now_s()) or endpoints
+        if len(rested) < len(found):
+            keys = {item.key for item in rested}
+            found = [item for item in found if item.endpoint.key in keys]
+        members, pool = offers.pool(rested)
+        max_tokens = min(item.max_tokens for item in found)
+        return Candidate(
+            endpoint=pool.endpoint,
+            expected_pusd=sum(item.expected_pusd for item in found) // len(found),
+            worst_pusd=pool.quote.cost_pusd(input_tokens=input_tokens, output_tokens=max_tokens),
+            max_tokens=max_tokens,
+            attempt_pusd=sum(item.attempt_pusd for item in found) // len(found),
+            members=members,
+        )
+
+    def relative_costs(self, offers: Offers) -> dict[EndpointKey, float]:
+        """What an accepted row of usual size costs at each endpoint; for comparing, not paying.
+
+        One that the list calls degraded comes after all that are healthy, as in ordering.
+        """
+        costs = {
+            endpoint.key: self.economy.factor(endpoint.key)
+            * quote.cost_pusd(input_tokens=_USUAL_INPUT, output_tokens=_USUAL_OUTPUT)
+            for endpoint, quote in offers.quotes
+        }
+        dearest = max(costs.values(), default=0.0)
+        for endpoint, _ in offers.quotes:
+            if endpoint.is_degraded:
+                costs[endpoint.key] += dearest
+        return costs
 
     def learn(self, request: ChatRequest, output_tokens: int) -> None:
         """Note how much of its limit an answer used, for the expected cost of the next."""
@@ -134,11 +226,40 @@ class Catalogue:
         except RegistryError:
             return  # the registry has said so; the stale listing stands
 
+    async def _listing(self, model: str, now_s: float) -> EndpointList:
+        """The listing; an empty one if it cannot be had and a server of ours has the model."""
+        try:
+            listing = await self.registry.endpoints(model)
+        except RegistryError as error:
+            if not any(item.model == model for item in self.local):
+                raise
+            listing = self._local_only.get(model) or EndpointList(
+                model=model,
+                canonical_slug=None,
+                name=model,
+                endpoints=(),
+                fetched_at_s=self.clock.time_s(),
+                source="local endpoints only",
+            )
+            if model not in self._local_only:
+                log.warning("no listing: local endpoints only", model=model, problem=str(error))
+            self._local_only[model] = listing
+            self._asked_at_s[model] = now_s + _ASK_AGAIN_S
+            return listing
+        self._local_only.pop(model, None)
+        self._asked_at_s[model] = now_s
+        return listing
+
     async def _providers(self) -> Sequence[Provider]:
         """The provider list, if names have to be compared with it."""
-        if self.policy.names_providers:
+        if not self.policy.names_providers:
+            return ()
+        try:
             return (await self.registry.providers()).providers
-        return ()
+        except RegistryError:
+            if not self._local_only:
+                raise
+            return ()
 
     def _judge(
         self,
@@ -152,22 +273,31 @@ class Catalogue:
             self.policy, required_parameters=self.policy.required_parameters | required
         )
         now = datetime.fromtimestamp(self.clock.time_s(), UTC)
-        bound = policy.bind(listing.endpoints, providers=providers, at=now, must_match=must_match)
+        own = [item for item in self.local if item.model == listing.model]
+        bound = policy.bind(
+            (*listing.endpoints, *own), providers=providers, at=now, must_match=must_match
+        )
+        is_delegated = self.mode is RoutingMode.DELEGATED
         quotes = tuple(
             (endpoint, endpoint.pricing.quote())
-            for endpoint in bound.eligible
-            if endpoint.pricing.is_bounded
+            for endpoint in (bound.delegable if is_delegated else bound.eligible)
+            if endpoint.pricing.is_bounded or endpoint.is_local
         )
+        listed = [endpoint for endpoint, _ in quotes if not endpoint.is_local]
+        cheapest = min(
+            (quote for _, quote in quotes), key=lambda quote: quote.output_pusd, default=None
+        )
+        if is_delegated and listed:
+            # The service may choose the dearest, so that is what has to be affordable.
+            cheapest = Pool.of(bound, listed).quote
         return Offers(
             listing=listing,
             policy=policy,
             bound=bound,
             quotes=quotes,
-            cheapest=min(
-                (quote for _, quote in quotes), key=lambda quote: quote.output_pusd, default=None
-            ),
+            cheapest=cheapest,
             precisions={verdict.endpoint.key: verdict.precision for verdict in bound.verdicts},
-            pins={endpoint.key: pinned_preferences(endpoint, policy) for endpoint, _ in quotes},
+            pins={endpoint.key: pinned_preferences(endpoint, policy) for endpoint in listed},
         )
 
 

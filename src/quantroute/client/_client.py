@@ -7,16 +7,19 @@ import dataclasses
 import enum
 import random
 import warnings
-from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
 from quantroute._http import Service, SessionPool
+from quantroute.client._accounts import KeyComparison, KeyUsage
 from quantroute.client._catalogue import Catalogue
+from quantroute.client._descriptors import ensure_descriptors
 from quantroute.client._dispatch import Dispatcher
 from quantroute.client._engine import Engine
+from quantroute.client._local import LocalEndpoint, LocalRoute
 from quantroute.client._outcome import (
     Answer,
     Answered,
@@ -26,12 +29,13 @@ from quantroute.client._outcome import (
     GaveUp,
     RowRefused,
 )
-from quantroute.client._reconcile import KeyUsage, Reconciler, Reconciliation
+from quantroute.client._reconcile import Reconciler, Reconciliation
 from quantroute.client._retry import RetryPolicy
 from quantroute.client._row import RowRun
+from quantroute.client._settling import Attendance, Settler, SettlingSettings
 from quantroute.client._transport import Timeouts, Transport
 from quantroute.clock import Clock, SystemClock
-from quantroute.domain import Message, Quote, Sampling
+from quantroute.domain import EndpointKey, Message, Quote, Sampling
 from quantroute.errors import (
     ConfigurationError,
     InvalidResponse,
@@ -46,9 +50,13 @@ from quantroute.policy import BoundPolicy, ExclusionPolicy
 from quantroute.registry import ProviderRegistry
 from quantroute.routing import (
     BreakerSettings,
+    EndpointCost,
     EndpointReport,
     LimitSettings,
+    Mix,
     Router,
+    RoutingMode,
+    cheapest_mix,
 )
 from quantroute.secrets import EnvKey
 
@@ -82,7 +90,10 @@ class Client:
         key: names the environment variable that holds the API key, read at each request.
         registry: the catalogue; by default one of `service` with a lifetime of five minutes.
         max_in_flight: requests on the wire at once, all endpoints together.
-        timeouts, retry, limits, breakers: see their classes.
+        local: servers of your own that take part as further endpoints; see `LocalEndpoint`.
+        routing: "pinned" (we choose the endpoint of each request) or "delegated" (the service
+            balances among all that the policy allows); see docs/design/0008-routing.md.
+        timeouts, retry, limits, breakers, settling: see their classes.
         clock, rng: seams for tests.
     """
 
@@ -98,10 +109,13 @@ class Client:
         key: EnvKey | None = None,
         registry: ProviderRegistry | None = None,
         max_in_flight: int = DEFAULT_MAX_IN_FLIGHT,
+        local: Sequence[LocalEndpoint] = (),
+        routing: RoutingMode | str = RoutingMode.PINNED,
         timeouts: Timeouts | None = None,
         retry: RetryPolicy | None = None,
         limits: LimitSettings | None = None,
         breakers: BreakerSettings | None = None,
+        settling: SettlingSettings | None = None,
         clock: Clock | None = None,
         rng: random.Random | None = None,
     ) -> None:
@@ -114,6 +128,8 @@ class Client:
                 "a hard cap is required: cap_usd='5.00', or cap_usd=NO_CAP to spend without limit"
             )
         self.max_in_flight = max_in_flight
+        self.routing = _mode(routing)
+        self.local = _without_twins(local)
         self.policy = _with_names(policy or ExclusionPolicy(), exclude=exclude, only=only)
         self.service = service or Service()
         self.key = key or EnvKey()
@@ -124,11 +140,13 @@ class Client:
         self._retry = retry or RetryPolicy()
         self._limits = limits or LimitSettings()
         self._breakers = breakers or BreakerSettings()
+        self._settling = settling or SettlingSettings()
         self._clock: Clock = clock or SystemClock()
         self._rng = rng or random.Random()
         self._state = _State.UNOPENED
         self._loop: asyncio.AbstractEventLoop | None = None
         self._sessions = SessionPool(self.service)
+        self._local_routes: tuple[LocalRoute, ...] = ()
         self._engine: Engine | None = None
         self._reconciler: Reconciler | None = None
         self._registry: ProviderRegistry | None = None
@@ -198,13 +216,28 @@ class Client:
             clock=self._clock,
             key=self.key,
         )
-        router = Router(self.max_in_flight, limits=self._limits, breakers=self._breakers)
+        self._local_routes = tuple(
+            LocalRoute.to(item, timeouts=self._timeouts, clock=self._clock, key=self.key)
+            for item in self.local
+        )
+        router = Router(
+            self.max_in_flight,
+            limits=self._limits,
+            breakers=self._breakers,
+            own_limits={route.key: route.limits for route in self._local_routes},
+        )
         self._reconciler = Reconciler(
             ledger=ledger, transport=transport, key=self.key, clock=self._clock
         )
         self._engine = Engine(
             ledger=ledger,
-            catalogue=Catalogue(registry=self._registry, policy=self.policy, clock=self._clock),
+            catalogue=Catalogue(
+                registry=self._registry,
+                policy=self.policy,
+                clock=self._clock,
+                mode=self.routing,
+                local=tuple(item.endpoint for item in self.local),
+            ),
             dispatcher=Dispatcher(router, self._clock),
             transport=transport,
             retry=self._retry,
@@ -212,6 +245,7 @@ class Client:
             clock=self._clock,
             rng=self._rng,
             note_baseline=self._reconciler.note_baseline,
+            locals={route.key: route for route in self._local_routes},
         )
         self._loop = asyncio.get_running_loop()
         self._state = _State.OPEN
@@ -224,6 +258,8 @@ class Client:
             if self._registry is not None and self._registry is not self._given_registry:
                 stack.push_async_callback(self._registry.aclose)
             stack.push_async_callback(self._sessions.close)
+            for route in self._local_routes:
+                stack.push_async_callback(route.sessions.close)
 
     # -- requests ---------------------------------------------------------------------------------
 
@@ -335,15 +371,96 @@ class Client:
         offers = await self._opened().catalogue.offers(model, sampling or Sampling())
         return offers.cheapest
 
+    def judged(self, endpoint: EndpointKey, *, accepted: bool) -> None:
+        """Tell what became of an answer from `endpoint`: whether it is one that was wanted.
+
+        Routing then prefers endpoints by the cost of an accepted row, not of an attempt. Optional:
+        without it only bills are compared. About a microsecond.
+        """
+        self._opened().catalogue.economy.judged(endpoint, accepted=accepted)
+
+    def endpoint_costs(self) -> tuple[EndpointCost, ...]:
+        """What routing has learnt of each endpoint that answered: spend and acceptance."""
+        return self._opened().catalogue.economy.costs()
+
+    async def pace(
+        self, model: str, sampling: Sampling, *, needed_per_s: float | None, answer_s: float
+    ) -> Mix | None:
+        """Use only the cheapest endpoints that together give so many answers a second.
+
+        Call it again every few seconds, as rates become known and change. None lifts it.
+        Args:
+            answer_s: seconds an answer takes, for as long as none has come.
+        Raises:
+            ConfigurationError: routing is delegated: the service chooses.
+            NoEligibleEndpoint, RegistryError: nobody can be asked.
+        """
+        engine = self._opened()
+        if needed_per_s is None:
+            engine.dispatcher.set_quotas(None)
+            return None
+        if self.routing is RoutingMode.DELEGATED:
+            raise ConfigurationError("a deadline needs pinned routing: delegated, others choose")
+        offers = await engine.catalogue.offers(model, sampling)
+        router = engine.dispatcher.router
+        costs = engine.catalogue.relative_costs(offers)
+        mix = cheapest_mix(
+            router.supplies(costs, self._clock.now_s(), answer_s=answer_s),
+            needed_per_s=needed_per_s,
+            max_in_flight=self.max_in_flight,
+        )
+        engine.dispatcher.set_quotas(mix.quotas if mix.is_enough else None)
+        return mix
+
     def endpoint_reports(self) -> tuple[EndpointReport, ...]:
         """State of each endpoint that had requests: limit, breaker, counts."""
         return self._opened().dispatcher.router.reports(self._clock.now_s())
+
+    def error_counts(self) -> dict[str, int]:
+        """Attempts that failed since the client was opened, by kind, most frequent first."""
+        return dict(self._opened().errors.most_common())
 
     async def key_usage(self) -> KeyUsage | None:
         """What the service says the key has spent and may spend; None if it does not say."""
         self._opened()
         assert self._reconciler is not None
         return await self._reconciler.key_usage()
+
+    async def compare_key_usage(self) -> KeyComparison | None:
+        """The key's usage against the ledger, with an explanation; None if the service is silent.
+
+        Both count from the ledger's first request by this key.
+        """
+        self._opened()
+        assert self._reconciler is not None
+        return await self._reconciler.compare(moment="now")
+
+    @asynccontextmanager
+    async def attended(self) -> AsyncIterator[Attendance]:
+        """Watch over the money of a run: settle held charges meanwhile, compare before and after.
+
+        While in the block, charges of unknown outcome are settled by their generation records in
+        the background, and requests wait for money that those may free. See `SettlingSettings`.
+
+        Raises:
+            ConfigurationError: the system gives this process too few sockets for `max_in_flight`.
+        """
+        engine = self._opened()
+        ensure_descriptors(self.max_in_flight)
+        assert self._reconciler is not None
+        attendance = Attendance(at_start=await self._reconciler.compare(moment="start"))
+        if attendance.at_start is not None:
+            engine.has_baseline = True
+        settler = Settler(
+            ledger=engine.ledger,
+            look=self._reconciler.look,
+            clock=self._clock,
+            settings=self._settling,
+            attendance=attendance,
+        )
+        async with settler.running():
+            yield attendance
+        attendance.at_end = await self._reconciler.compare(moment="end")
 
     async def note_baseline(self, *, renew: bool = False) -> None:
         """Record the key's usage before the ledger's first request, for later reconciliation.
@@ -395,6 +512,21 @@ def _with_names(
     return dataclasses.replace(
         policy, exclude=(*policy.exclude, *exclude), only=(*policy.only, *only)
     )
+
+
+def _without_twins(local: Sequence[LocalEndpoint]) -> tuple[LocalEndpoint, ...]:
+    names = [item.name for item in local]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ConfigurationError(f"two local endpoints are called {', '.join(twice)}")
+    return tuple(local)
+
+
+def _mode(given: RoutingMode | str) -> RoutingMode:
+    try:
+        return RoutingMode(given)
+    except ValueError:
+        known = ", ".join(repr(item.value) for item in RoutingMode)
+        raise ConfigurationError(f"routing must be one of {known}, not {given!r}") from None
 
 
 def _failure(gave_up: GaveUp) -> QuantrouteError:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from quantroute.clock import Clock
+from quantroute.domain import EndpointKey
 from quantroute.routing import Candidate, Feedback, Lease, Router
 
 __all__ = ["Dispatcher"]
@@ -103,6 +104,11 @@ class Dispatcher:
         for turn in waiting:
             if not turn.done():
                 turn.set_exception(copy.copy(reason))
+
+    def set_quotas(self, quotas: Mapping[EndpointKey, int] | None) -> None:
+        """Another mix of endpoints, from now on; those who wait hear of it."""
+        self.router.quotas = quotas
+        self._serve()
 
     def close(self) -> None:
         """Stop the timer; waiters are their tasks' business."""

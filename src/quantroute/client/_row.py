@@ -15,12 +15,15 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from typing import Final
 
 from quantroute._log import get_logger
 from quantroute.client._body import encode_body
 from quantroute.client._catalogue import Offers, TooLong
 from quantroute.client._classify import Classified, Kind, classify
+from quantroute.client._delegated import Served, served_of
 from quantroute.client._engine import Engine
+from quantroute.client._local import LocalRoute
 from quantroute.client._outcome import (
     Answer,
     Answered,
@@ -31,10 +34,11 @@ from quantroute.client._outcome import (
     Provenance,
     RowRefused,
 )
+from quantroute.client._replay import form_for
 from quantroute.client._retry import Retry, next_step
 from quantroute.client._settlement import Hold, Post, Settlement, Void, settle
 from quantroute.client._transport import Exchange
-from quantroute.domain import EndpointKey
+from quantroute.domain import EndpointKey, Quantization
 from quantroute.errors import (
     AccountError,
     BudgetError,
@@ -46,7 +50,7 @@ from quantroute.errors import (
     TransportError,
 )
 from quantroute.ledger import EntryId
-from quantroute.policy import served_by
+from quantroute.policy import Precision, served_by
 from quantroute.routing import Candidate, Feedback, Lease
 from quantroute.secrets import EnvKey
 from quantroute.storage import Work
@@ -54,6 +58,8 @@ from quantroute.storage import Work
 __all__ = ["RowRun"]
 
 log = get_logger("quantroute.client")
+
+_NO_PRECISION: Final = Precision(quantization=Quantization.UNKNOWN, source="none")
 
 
 @dataclass(slots=True)
@@ -98,9 +104,11 @@ class RowRun:
     async def _attempt(
         self, candidates: Sequence[Candidate], offers: Offers
     ) -> Answered | Classified:
-        headers = self.engine.key.headers()  # read now; if it is missing, nothing is reserved
-        if not self.engine.has_baseline:
-            await self.engine.before_first_request()
+        headers: Mapping[str, str] = {}
+        if not all(item.endpoint.is_local for item in candidates):
+            headers = self.engine.key.headers()  # now; if it is missing, nothing is reserved
+            if not self.engine.has_baseline:
+                await self.engine.before_first_request()
         lease, entry_id = await self._admit(candidates)
         if self.engine.stopped_by is not None:  # while the reservation was being written
             await self._never_sent(lease, entry_id)
@@ -110,7 +118,7 @@ class RowRun:
             exchange = await self._send(lease.candidate, entry_id, offers, headers)
         except TransportError as error:
             return await self._lost(lease, entry_id, error)
-        except ConfigurationError:  # no session to send it by
+        except (ConfigurationError, KeyRejected):  # no session to send it by, or no key
             await self._never_sent(lease, entry_id)
             raise
         except BaseException:
@@ -120,22 +128,35 @@ class RowRun:
             with contextlib.suppress(JournalError):
                 await self.engine.ledger.hold(entry_id, reason="cancelled while in flight")
             raise
+        local = self._local(lease.candidate)
         outcome = classify(exchange.reply)
+        if local is not None:
+            outcome = local.spec.judged(outcome)
         stopper = self._stopper(outcome)
         if stopper is not None:  # before the slot is free: else the next row would go the same way
             self.engine.stop_admitting(stopper)
-        flags = self._served_flags(lease.candidate, exchange)
-        self._release(lease, outcome, is_mismatch="served_mismatch" in flags)
-        settlement = settle(
-            exchange.reply,
-            pricing=lease.candidate.endpoint.pricing,
-            when=datetime.fromtimestamp(self.engine.clock.time_s(), UTC),
+        served = self._served(lease.candidate, exchange, offers)
+        self._release(
+            lease,
+            outcome,
+            is_mismatch="served_mismatch" in served.flags,
+            is_elsewhere=self._rests(lease, outcome, exchange, offers),
         )
+        when = datetime.fromtimestamp(self.engine.clock.time_s(), UTC)
+        if local is None:
+            settlement = settle(exchange.reply, pricing=served.pricing, when=when)
+        else:
+            settlement = local.spec.settle(
+                exchange.reply, bound_pusd=lease.candidate.worst_pusd, when=when
+            )
         if outcome.kind is Kind.ANSWER:
-            answer = self._answer(lease.candidate, exchange, settlement, flags, offers)
+            answer = self._answer(lease.candidate, exchange, settlement, served, offers)
+            self._learn(lease.candidate, answer)
             return await self._settle_answer(answer, entry_id, settlement)
         await self._apply(entry_id, settlement, generation_id=exchange.reply.generation_id)
-        self._count_error(settlement, is_limit=outcome.feedback is not Feedback.FAULT)
+        self._count_error(
+            settlement, lease.candidate, is_limit=outcome.feedback is not Feedback.FAULT
+        )
         return outcome
 
     async def _admit(self, candidates: Sequence[Candidate]) -> tuple[Lease, EntryId]:
@@ -194,12 +215,22 @@ class RowRun:
         offers: Offers,
         headers: Mapping[str, str],
     ) -> Exchange:
-        engine = self.engine
+        engine, local = self.engine, self._local(candidate)
         body = encode_body(
             self.request,
             max_tokens=candidate.max_tokens,
-            preferences=offers.pins[candidate.endpoint.key],
+            preferences=offers.preferences(candidate),
+            local=local.spec if local else None,
+            replay=form_for(candidate.endpoint),
         )
+        if local is not None:
+            return await local.transport.post(
+                "/chat/completions",
+                body,
+                headers=local.headers(),
+                is_streamed=self.request.is_streamed,
+                on_id=lambda _: None,  # there are no records to look it up in
+            )
         return await engine.transport.post(
             "/chat/completions",
             body,
@@ -207,6 +238,11 @@ class RowRun:
             is_streamed=self.request.is_streamed,
             on_id=lambda generation_id: engine.ledger.identify(entry_id, generation_id),
         )
+
+    def _local(self, candidate: Candidate) -> LocalRoute | None:
+        if not candidate.endpoint.is_local:
+            return None
+        return self.engine.locals[candidate.endpoint.key]
 
     async def _lost(self, lease: Lease, entry_id: EntryId, error: TransportError) -> Classified:
         """The wire failed. Before sending: nothing happened. After: nobody knows."""
@@ -217,13 +253,25 @@ class RowRun:
         )
         self._release(lease, outcome)
         settlement: Settlement = Hold(error.problem) if error.maybe_billed else Void(error.problem)
+        local = self._local(lease.candidate)
+        if local is not None and error.maybe_billed:  # nobody will ever know better
+            settlement = local.spec.bound(lease.candidate.worst_pusd)
         await self._apply(entry_id, settlement)
-        self._count_error(settlement)
+        self._count_error(settlement, lease.candidate)
         return outcome
 
-    def _release(self, lease: Lease, outcome: Classified, *, is_mismatch: bool = False) -> None:
+    def _release(
+        self,
+        lease: Lease,
+        outcome: Classified,
+        *,
+        is_mismatch: bool = False,
+        is_elsewhere: bool = False,
+    ) -> None:
         # An endpoint that is served by somebody else is as useless as one that is down.
         feedback = Feedback.FAULT if is_mismatch else outcome.feedback
+        if is_elsewhere:
+            feedback = Feedback.NEUTRAL
         if feedback is Feedback.FAULT:
             key = lease.candidate.endpoint.key
             self._faults_at[key] = self._faults_at.get(key, 0) + 1
@@ -232,9 +280,12 @@ class RowRun:
             lease, feedback, retry_after_s=outcome.retry_after_s, problem=problem
         )
         if opened:
+            self.engine.paused.add(lease.candidate.endpoint.key)
             log.warning(
                 "endpoint paused", endpoint=str(lease.candidate.endpoint.key), problem=problem
             )
+        elif self.engine.paused and feedback is Feedback.SUCCESS:
+            self.engine.note_success(lease.candidate.endpoint.key)
 
     # -- settling ---------------------------------------------------------------------------------
 
@@ -294,22 +345,52 @@ class RowRun:
             case Hold(reason):
                 await ledger.hold(entry_id, reason=reason, generation_id=generation_id, also=also)
 
-    def _served_flags(self, candidate: Candidate, exchange: Exchange) -> tuple[str, ...]:
-        reply = exchange.reply
-        if reply.error is not None or not reply.has_choice:
-            return ()
-        return served_by(candidate.endpoint, provider_name=reply.provider, model=reply.model)
+    def _served(self, candidate: Candidate, exchange: Exchange, offers: Offers) -> Served:
+        """Who served, checked against who was asked; of an error nobody asks."""
+        reply, endpoint = exchange.reply, candidate.endpoint
+        is_answer = reply.error is None and reply.has_choice
+        if candidate.members and is_answer:
+            served = served_of(
+                offers.pools[candidate.members],
+                offers.precisions,
+                provider_name=reply.provider,
+                model=reply.model,
+            )
+            self.engine.catalogue.pauses.answered(served.endpoint)
+            return served
+        flags: tuple[str, ...] = ()
+        local = self._local(candidate)
+        if is_answer and local is not None:
+            flags = local.spec.served_flags(reply)
+        elif is_answer:
+            flags = served_by(endpoint, provider_name=reply.provider, model=reply.model)
+        precision = offers.precisions.get(endpoint.key, _NO_PRECISION)
+        return Served(endpoint=endpoint, precision=precision, pricing=endpoint.pricing, flags=flags)
+
+    def _rests(self, lease: Lease, outcome: Classified, exchange: Exchange, offers: Offers) -> bool:
+        """Whether a 429 of one company of a pool leaves others who may be asked at once."""
+        error, members = exchange.reply.error, lease.candidate.members
+        if outcome.kind is not Kind.RATE_LIMITED or not members or error is None:
+            return False
+        pauses, now_s = self.engine.catalogue.pauses, self.engine.clock.now_s()
+        pauses.note(
+            error.provider_name or "",
+            sent_at_s=lease.sent_at_s,
+            now_s=now_s,
+            retry_after_s=outcome.retry_after_s,
+        )
+        return bool(pauses.rested([endpoint for endpoint, _ in offers.quotes], now_s))
 
     def _answer(
         self,
         candidate: Candidate,
         exchange: Exchange,
         settlement: Settlement,
-        flags: tuple[str, ...],
+        served: Served,
         offers: Offers,
     ) -> Answer:
         reply = exchange.reply
-        more: list[str] = [*flags, *reply.flags]
+        more: list[str] = [*served.flags, *reply.flags]
         if reply.usage is None:
             more.append("usage_missing")
         elif reply.usage.contradictions:
@@ -332,8 +413,8 @@ class RowRun:
             usage=reply.usage,
             cost_pusd=cost_pusd,
             provenance=Provenance(
-                endpoint=candidate.endpoint,
-                precision=offers.precisions[candidate.endpoint.key],
+                endpoint=served.endpoint,
+                precision=served.precision,
                 generation_id=reply.generation_id,
                 served_provider=reply.provider,
                 served_model=reply.model,
@@ -347,17 +428,35 @@ class RowRun:
 
     # -- between attempts -------------------------------------------------------------------------
 
-    def _count_error(self, settlement: Settlement, *, is_limit: bool = False) -> None:
+    def _learn(self, candidate: Candidate, answer: Answer) -> None:
+        """What an answer cost, for the ranking; the share that is not billed yet as expected."""
+        cost_pusd = candidate.attempt_pusd if answer.cost_pusd is None else answer.cost_pusd
+        self.engine.catalogue.economy.answered(
+            answer.provenance.endpoint.key,
+            expected_pusd=candidate.attempt_pusd,
+            billed_pusd=cost_pusd,
+        )
+
+    def _count_error(
+        self, settlement: Settlement, candidate: Candidate, *, is_limit: bool = False
+    ) -> None:
         if not is_limit:
             self._errors += 1
-        may_cost = isinstance(settlement, Hold) or (
-            isinstance(settlement, Post) and settlement.charge.amount_pusd > 0
-        )
-        self._paid_errors += may_cost
+        match settlement:
+            case Hold():  # nobody knows: what the attempt was expected to cost is likely gone
+                lost_pusd = candidate.attempt_pusd
+                self._paid_errors += 1
+            case Post(charge) if charge.amount_pusd > 0:
+                lost_pusd = charge.amount_pusd
+                self._paid_errors += 1
+            case _:
+                return
+        self.engine.catalogue.economy.wasted(candidate.endpoint.key, billed_pusd=lost_pusd)
 
     async def _after(self, outcome: Classified) -> Completion | None:
         """None to try again (after waiting), or what the row ends with."""
         engine = self.engine
+        engine.errors[outcome.kind.value] += 1
         log.info(
             "attempt failed",
             request_id=self.request.request_id,
@@ -395,8 +494,15 @@ class RowRun:
             if step.after_s > 0:
                 await engine.unless_stopped(engine.clock.sleep(step.after_s))
             return None
+        problem = f"{step.reason}; last: {outcome.kind.value}, {outcome.problem}"
+        log.info(
+            "row given up",
+            request_id=self.request.request_id,
+            attempts=self._attempts,
+            problem=problem,
+        )
         return GaveUp(
-            problem=f"{step.reason}; last: {outcome.kind.value}, {outcome.problem}",
+            problem=problem,
             attempts=self._attempts,
             detail={"kind": outcome.kind.value, "status": outcome.status},
         )
@@ -408,6 +514,13 @@ class RowRun:
         except AccountError as error:
             self.engine.stop_admitting(error)
             raise
+        log.info(
+            "row refused",
+            request_id=self.request.request_id,
+            attempts=self._attempts,
+            status=status,
+            problem=problem,
+        )
         return refused
 
     def _stopper(self, outcome: Classified) -> AccountError | None:

@@ -1,6 +1,7 @@
 """Prompts to rows: generate, resume, judge, export."""
 
 from quantroute._rowfile import read_rows
+from quantroute.generation._alarms import EndpointQuality, QualityAlarm, quality_alarms
 from quantroute.generation._allocation import Allocation, Claim, allocate
 from quantroute.generation._census import Census, take_census
 from quantroute.generation._config import DatasetSettings, Mode, RunConfig
@@ -14,10 +15,11 @@ from quantroute.generation._datasets import (
     probe_run,
     run_datasets,
 )
+from quantroute.generation._deadline import Deadline, Pace, deadline_s
 from quantroute.generation._expect import Expectation
 from quantroute.generation._export import ExportReport, export_rows
 from quantroute.generation._feed import Feed, FeedProgress, Purse, Target
-from quantroute.generation._measure import Accepted, Standing, read_standings
+from quantroute.generation._measure import Accepted, Standing, read_qualities, read_standings
 from quantroute.generation._plan import DatasetPlan, Demand, Plan, PlannedEndpoint
 from quantroute.generation._planner import make_plan
 from quantroute.generation._prompts import (
@@ -50,18 +52,22 @@ __all__ = [
     "DatasetSpec",
     "DatasetsProgress",
     "DatasetsReport",
+    "Deadline",
     "Demand",
+    "EndpointQuality",
     "Expectation",
     "ExportReport",
     "Feed",
     "FeedProgress",
     "Judgement",
     "Mode",
+    "Pace",
     "Plan",
     "PlannedEndpoint",
     "Progress",
     "Prompt",
     "Purse",
+    "QualityAlarm",
     "RowClass",
     "RowCounts",
     "RowState",
@@ -81,6 +87,7 @@ __all__ = [
     "builtin_prompts",
     "classify",
     "dataset_name",
+    "deadline_s",
     "export_rows",
     "load_run_spec",
     "loop_score",
@@ -89,6 +96,8 @@ __all__ = [
     "policy_class",
     "probe_run",
     "read_prompts",
+    "quality_alarms",
+    "read_qualities",
     "read_rows",
     "read_standings",
     "run_datasets",

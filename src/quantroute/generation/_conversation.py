@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Set
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Protocol
@@ -12,6 +13,7 @@ from quantroute.client import (
     Answer,
     Answered,
     AnswerSink,
+    Attendance,
     ChatRequest,
     Completion,
     GaveUp,
@@ -19,7 +21,7 @@ from quantroute.client import (
     input_bound_tokens,
 )
 from quantroute.clock import Clock
-from quantroute.domain import Message, Quote, Sampling, canonical_json
+from quantroute.domain import EndpointKey, Message, Quote, Sampling, canonical_json
 from quantroute.errors import BudgetExceeded, QuantrouteError
 from quantroute.generation._config import RunConfig
 from quantroute.generation._limits import OutputLimits, remaining_pusd
@@ -28,6 +30,7 @@ from quantroute.generation._records import RowState, StoredRow, TurnRecord, turn
 from quantroute.generation._rows import RowId, RowStore
 from quantroute.generation._statistical import StatisticalReserve
 from quantroute.ledger import Account, BudgetLedger, EntryId, lineage
+from quantroute.routing import Mix
 from quantroute.storage import Work
 
 __all__ = ["ChatClient", "Conversation", "account_of"]
@@ -56,8 +59,19 @@ class ChatClient(Protocol):
     def admit_again(self) -> None:
         """Take back `stop_admitting`."""
 
+    def attended(self) -> AbstractAsyncContextManager[Attendance]:
+        """Watches over the money of a run while in the block."""
+
     async def quote(self, model: str, sampling: Sampling) -> Quote | None:
         """Price ceilings of the cheapest endpoint that may serve such requests."""
+
+    async def pace(
+        self, model: str, sampling: Sampling, *, needed_per_s: float | None, answer_s: float
+    ) -> Mix | None:
+        """Use the cheapest endpoints that together are so fast; asked for with a deadline only."""
+
+    def judged(self, endpoint: EndpointKey, *, accepted: bool) -> None:
+        """Hear whether an answer from `endpoint` is one that was wanted."""
 
 
 def account_of(config: RunConfig, dataset: str) -> Account:
@@ -73,6 +87,7 @@ class Conversation:
         done: the stored row, if some turns are in already; the first that is missing is next.
         redo: classes of answers that are to be had anew, and everything after them.
         on_answer: told of each answer that came in.
+        on_verdict: told of each that is final, not cut by a limit of ours.
         limits: the dataset's output limits, which may be below the run's while money is short.
         reserve: the soft cap above which nothing is asked, if the run has one.
     """
@@ -84,6 +99,7 @@ class Conversation:
     row: RowId
     clock: Clock
     on_answer: Callable[[TurnRecord], None]
+    on_verdict: Callable[[TurnRecord], None]
     limits: OutputLimits
     reserve: StatisticalReserve | None = None
     done: StoredRow | None = None
@@ -221,6 +237,11 @@ class Conversation:
                 self.run_id, self.row, record, state=RowState.OPEN, row_class=None
             )
         self._cut_at_tokens = None
+        # Not told of answers that a limit of ours has cut: that is no fault of the endpoint.
+        self.on_verdict(record)
+        self.client.judged(
+            answer.provenance.endpoint.key, accepted=record.row_class is RowClass.GOOD
+        )
         self._chain.append(record)
         state = self._state()
         row_class = self._row_class() if state is RowState.FINISHED else None
@@ -245,6 +266,8 @@ class Conversation:
     async def _failed(
         self, state: RowState, problem: str, attempts: int, *, status: int = 0
     ) -> RowState:
+        if "reasoning_content" in problem and not self.config.replay_reasoning:
+            problem += " (this provider wants earlier reasoning back: set replay_reasoning)"
         await self.rows.note_failure(
             self.run_id,
             self.row,

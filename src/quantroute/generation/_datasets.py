@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Protocol
 
@@ -15,6 +15,7 @@ from quantroute.errors import ConfigurationError
 from quantroute.generation._allocation import Claim
 from quantroute.generation._census import Census, take_census
 from quantroute.generation._conversation import ChatClient, account_of
+from quantroute.generation._deadline import Deadline
 from quantroute.generation._expect import Expectation, assumed, measured
 from quantroute.generation._feed import Feed, FeedProgress, Target
 from quantroute.generation._measure import Standing, read_standings
@@ -133,7 +134,7 @@ async def _demand(
     standing: Standing | None,
 ) -> Demand:
     standing = standing or Standing()
-    bound = await client.verdicts(spec.model, sampling=dataset.sampling)
+    bound = _without_local(await client.verdicts(spec.model, sampling=dataset.sampling))
     balance = client.ledger.balance(spec.account_of(dataset.name))
     return Demand(
         spec=dataset,
@@ -144,6 +145,14 @@ async def _demand(
         accepted=standing.accepted,
         spent_pusd=balance.posted_pusd + balance.pending_pusd,
     )
+
+
+def _without_local(bound: BoundPolicy) -> BoundPolicy:
+    """What a plan counts on: a server of one's own takes some rows off the bill, nobody knows how
+    many, so money is planned as if it took none. Unless there is nothing else.
+    """
+    listed = tuple(item for item in bound.verdicts if not item.endpoint.is_local)
+    return replace(bound, verdicts=listed) if any(item.eligible for item in listed) else bound
 
 
 def _expectation(dataset: DatasetSpec, standing: Standing) -> Expectation:
@@ -209,6 +218,7 @@ class DatasetRun:
                 purse=purse,
                 accepted_rows=item.accepted.rows,
                 accepted_tokens=item.accepted.output_tokens,
+                planned_rows=item.planned_rows,
             )
             for item in plan.datasets
         ]
@@ -219,6 +229,7 @@ class DatasetRun:
             redo=redo,
             retry_refused=retry_refused,
             elastic_limits=spec.elastic_limits,
+            deadline=None if spec.deadline_s is None else Deadline(after_s=spec.deadline_s),
             drain_s=drain_s,
             clock=clock,
         )

@@ -97,6 +97,7 @@ class Feed:
         rollouts: only the first so many answers per prompt; None for what is configured.
         purse: asked when the dataset's own cap is reached; without one that ends the dataset.
         accepted_rows, accepted_tokens: what earlier starts have brought.
+        planned_rows: rows to end in this start, if there is no target; for deadlines.
     """
 
     prompts: Iterable[Prompt]
@@ -106,6 +107,7 @@ class Feed:
     rollouts: int | None = None
     accepted_rows: int = 0
     accepted_tokens: int = 0
+    planned_rows: int | None = None
     answers: int = field(default=0, init=False)
     output_tokens: int = field(default=0, init=False)
     ended: int = field(default=0, init=False)
@@ -138,6 +140,19 @@ class Feed:
             ended=self.ended, rows=self._new_rows, output_tokens=self._new_tokens
         )
         return missing > self.live * expected
+
+    @property
+    def remaining_rows(self) -> float | None:
+        """Rows that have yet to end, those under way included; None if nobody knows."""
+        if self.is_over or self.is_read:
+            return float(self.live)
+        if self.target is not None:
+            per_row = self.target.expected_per_row(
+                ended=self.ended, rows=self._new_rows, output_tokens=self._new_tokens
+            )
+            if per_row:
+                return self._missing(self.target) / per_row
+        return None if self.planned_rows is None else max(0.0, self.planned_rows - self.ended)
 
     def count_answer(self, record: TurnRecord) -> None:
         """An answer came in."""

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import sqlite3
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import Final
 
+from quantroute.generation._alarms import EndpointQuality, with_spending
 from quantroute.generation._expect import NO_ANSWERS, Sample
+from quantroute.generation._quality import RowClass
 from quantroute.generation._rows import RowStore
+from quantroute.ledger import BudgetLedger
 from quantroute.storage import SqliteStore
 
-__all__ = ["NOTHING_ACCEPTED", "Accepted", "Standing", "read_standings"]
+__all__ = ["NOTHING_ACCEPTED", "Accepted", "Standing", "read_qualities", "read_standings"]
 
 # Of a turn that was redone the last answer counts as accepted, but each one was paid for.
 _STANDINGS: Final = """
@@ -36,6 +40,16 @@ _ACCEPTED: Final = """
 _ENDED: Final = """
     SELECT dataset, count(*) FROM generation_rows
     WHERE run_id = ? AND state IN ('finished', 'refused') GROUP BY dataset
+"""
+# Truncated answers that were asked for again were cut by a limit of ours, or the user said so:
+# they are no sign of how the endpoint serves.
+_QUALITIES: Final = """
+    SELECT t.endpoint, t.row_class, count(*), coalesce(sum(t.output_tokens), 0),
+        coalesce(sum(t.cost_pusd), 0)
+    FROM generation_rows r JOIN generation_turns t USING (row_id)
+    WHERE r.run_id = ? AND NOT (t.row_class = 'truncated' AND t.revision <
+        (SELECT max(revision) FROM generation_turns WHERE row_id = t.row_id AND turn = t.turn))
+    GROUP BY t.endpoint, t.row_class
 """
 
 
@@ -116,4 +130,37 @@ def _sample(
         good=good,
         timed_tokens=timed_tokens,
         total_s=total_s,
+    )
+
+
+async def read_qualities(
+    ledger: BudgetLedger, *, run: str, run_id: int
+) -> tuple[EndpointQuality, ...]:
+    """Answers by class, and all money that was paid, per endpoint of one run, all starts."""
+    rows = await ledger.store.aread(lambda c: c.execute(_QUALITIES, (run_id,)).fetchall())
+    classes: defaultdict[str, dict[RowClass, int]] = defaultdict(dict)
+    tokens, accepted, answered = Counter[str](), Counter[str](), Counter[str]()
+    for endpoint, name, count, output_tokens, cost_pusd in rows:
+        row_class = RowClass(name)
+        classes[endpoint][row_class] = count
+        tokens[endpoint] += output_tokens
+        answered[endpoint] += cost_pusd
+        if row_class is RowClass.GOOD:
+            accepted[endpoint] += output_tokens
+    spent = Counter[str]()
+    for line in await ledger.statement():
+        if line.account == run or line.account.startswith(f"{run}/"):
+            spent[line.endpoint] += line.posted_pusd
+    return with_spending(
+        (
+            EndpointQuality(
+                endpoint=endpoint,
+                classes=found,
+                output_tokens=tokens[endpoint],
+                accepted_tokens=accepted[endpoint],
+                answered_pusd=answered[endpoint],
+            )
+            for endpoint, found in classes.items()
+        ),
+        spent,
     )

@@ -188,6 +188,29 @@ class RowStore:
 
         await self._store.submit(work)
 
+    async def reopen_refused(self, run_id: int, *, status: int, problem: str, at_s: float) -> int:
+        """Have rows that were refused in these words asked again; how many there were.
+
+        For a refusal that turned out to be of the account or the settings, not of the rows.
+        """
+
+        def work(connection: sqlite3.Connection) -> int:
+            cursor = connection.execute(
+                "UPDATE generation_rows SET state = ?, changed_at_s = ? "
+                "WHERE run_id = ? AND state = ? AND status = ? AND problem = ?",
+                (
+                    RowState.GAVE_UP.value,
+                    at_s,
+                    run_id,
+                    RowState.REFUSED.value,
+                    status,
+                    column_of(problem),
+                ),
+            )
+            return cursor.rowcount
+
+        return await self._store.submit(work)
+
     async def find(self, run_id: int, key: RowKey) -> StoredRow | None:
         """One row with its turns."""
         where = "run_id = ? AND key = ?"

@@ -11,18 +11,26 @@ from pathlib import Path
 from typing import Any, Final
 
 from quantroute._log import get_logger
+from quantroute.client import Attendance
 from quantroute.clock import Clock, SystemClock
 from quantroute.errors import (
     BudgetExceeded,
     ConfigurationError,
     DatasetError,
+    NoEligibleEndpoint,
     QuantrouteError,
+    RefusedAlike,
+    RegistryError,
 )
+from quantroute.generation._alarms import QualityBook
 from quantroute.generation._collector import calm_collector
 from quantroute.generation._config import RunConfig
 from quantroute.generation._conversation import ChatClient, Conversation, account_of
+from quantroute.generation._deadline import REPLAN_EVERY_S, Deadline, Pace, needed_per_s
+from quantroute.generation._expect import assumed
 from quantroute.generation._feed import Feed
 from quantroute.generation._limits import LENGTHS_KEPT, OutputLimits
+from quantroute.generation._measure import read_qualities
 from quantroute.generation._prompts import Prompt
 from quantroute.generation._quality import RowClass
 from quantroute.generation._records import RowState, TurnRecord, digest
@@ -37,6 +45,7 @@ from quantroute.generation._report import (
 from quantroute.generation._rows import Resume, RowId, RowStore, StoredRun
 from quantroute.generation._statistical import StatisticalReserve
 from quantroute.ledger import Account
+from quantroute.routing import Mix
 from quantroute.storage import MEMORY, FileLock
 
 __all__ = ["DEFAULT_DRAIN_S", "Run"]
@@ -76,6 +85,8 @@ class Run:
             asking with lower output limits; answers cut by those are asked for again. Never above
             the configured limit. See docs/design/0007-tight-cap.md.
         reserve: a soft cap by expectation, under the ledger's hard one; output limits stay whole.
+        deadline: use the cheapest endpoints that finish in time, no others; a run that is late goes
+            on with everything.
         clock: a seam for tests.
     """
 
@@ -91,19 +102,26 @@ class Run:
         drain_s: float = DEFAULT_DRAIN_S,
         elastic_limits: bool = True,
         reserve: StatisticalReserve | None = None,
+        deadline: Deadline | None = None,
         clock: Clock | None = None,
     ) -> None:
         if drain_s < 0:
             raise ConfigurationError(f"drain_s must not be negative: {drain_s}")
         self.client = client
         self.config = config
-        self._feeds = tuple(feeds) or (Feed(prompts=prompts),)
+        planned = deadline.rows if deadline is not None else None
+        self._feeds = tuple(feeds) or (Feed(prompts=prompts, planned_rows=planned),)
+        if deadline is not None and any(feed.remaining_rows is None for feed in self._feeds):
+            raise ConfigurationError("a deadline needs to know how many rows are wanted: rows=...")
         self._configs: dict[str, RunConfig] = {}
         self._redo = frozenset(redo)
         self._retry_refused = retry_refused
         self._drain_s = drain_s
         self._has_elastic_limits = elastic_limits and reserve is None
         self._reserve = reserve
+        self._deadline = deadline
+        self._pace: Pace | None = None
+        self._began_s = 0.0
         self._limits: dict[str, OutputLimits] = {}
         self._known_lengths: dict[str, list[int]] = {}
         self._clock: Clock = clock or SystemClock()
@@ -113,6 +131,7 @@ class Run:
         self._begun: set[bytes] = set()
         self._capped: dict[Account, BudgetExceeded] = {}
         self._tally = Tally()
+        self._quality = QualityBook()
         self._live: set[asyncio.Task[None]] = set()
         self._most_live = max(2, _LIVE_ROWS_PER_SLOT * client.max_in_flight)
         self._room = asyncio.Semaphore(self._most_live)
@@ -138,27 +157,51 @@ class Run:
             raise ConfigurationError("a Run runs once; make another one to go on")
         self._main = asyncio.current_task()
         self._on_progress = on_progress
-        began_s = self._clock.now_s()
+        began_s = self._began_s = self._clock.now_s()
         with self._locked():
             await self._rows.prepare()
             stored = await self._rows.open_run(
                 self.config, at_s=self._clock.time_s(), redo=self._redo
             )
             self._run_id = stored.run_id
+            log.info(
+                "run begins",
+                run=self.config.name,
+                model=self.config.model,
+                max_in_flight=self.client.max_in_flight,
+            )
             self._resume = await self._rows.resume(
                 self._run_id, redo=self._redo, retry_refused=self._retry_refused
             )
             if self._has_elastic_limits:
                 self._known_lengths = await self._rows.lengths(self._run_id, most=LENGTHS_KEPT)
             try:
-                with calm_collector():
-                    await self._perform()
+                async with self.client.attended() as attendance:
+                    with calm_collector():
+                        await self._perform()
             finally:
                 if self._stop.is_set():
                     self.client.admit_again()
+            if isinstance(self._stopped_by, RefusedAlike):
+                await self._reopen_refused(self._stopped_by)
+                if self._deadline is not None:
+                    await self._set_pace(None)
             if self._stopped_by is not None and stop_reason(self._stopped_by) is None:
                 raise self._stopped_by
-            return await self._report(stored, self._clock.now_s() - began_s)
+            report = await self._report(stored, self._clock.now_s() - began_s, attendance)
+            log.info(
+                "run ends",
+                run=report.run,
+                stop_reason=report.stop_reason.value,
+                finished=report.finished,
+                refused=report.refused,
+                gave_up=report.gave_up,
+                cut_off=report.cut_off,
+                spent_pusd=report.spent_pusd,
+                settled_entries=attendance.settled_entries,
+                elapsed_s=round(report.elapsed_s, 3),
+            )
+            return report
 
     def request_stop(self) -> None:
         """Admit nothing more and drain what is in flight; call it on the run's event loop."""
@@ -205,7 +248,12 @@ class Run:
     # -- admission --------------------------------------------------------------------------------
 
     async def _perform(self) -> None:
+        if self._deadline is not None:
+            await self._keep_pace(self._deadline)  # before the first request
         async with asyncio.TaskGroup() as group:
+            pacer = None
+            if self._deadline is not None:
+                pacer = group.create_task(self._pacing(self._deadline))
             stopped = group.create_task(self._stop.wait())
             feeders = {group.create_task(self._feed(group, feed)) for feed in self._feeds}
             fed = group.create_task(_all_done(feeders))
@@ -218,6 +266,8 @@ class Run:
             if not rows.done():
                 await self._drain(rows)
             stopped.cancel()
+            if pacer is not None:
+                pacer.cancel()
 
     async def _feed(self, group: asyncio.TaskGroup, feed: Feed) -> None:
         """Start rows as there is room; a stop cancels this where it waits."""
@@ -274,6 +324,8 @@ class Run:
         feed.begin_row()
         self._live.add(task)
         task.add_done_callback(functools.partial(self._row_is_over, feed))
+        if not self._tally.answers:
+            self._show()  # the first answer may be minutes away: show that rows are under way
 
     def _missing_rows(self, feed: Feed) -> Iterator[RowId | None]:
         """Rows that are to be had, each once; now and then None for a breather."""
@@ -328,6 +380,52 @@ class Run:
         self._room.release()
         feed.end_row()
 
+    # -- the deadline -----------------------------------------------------------------------------
+
+    async def _pacing(self, deadline: Deadline) -> None:
+        while True:
+            await self._clock.sleep(REPLAN_EVERY_S)
+            await self._keep_pace(deadline)
+
+    async def _keep_pace(self, deadline: Deadline) -> None:
+        """Choose the mix anew, by what is left to do and the time left for it."""
+        left_s = deadline.after_s - (self._clock.now_s() - self._began_s)
+        rows = sum(feed.remaining_rows or 0.0 for feed in self._feeds)
+        if len(self._feeds) == 1 and self._feeds[0].dataset is None:
+            rows = max(0.0, rows - self._tally.resumed - self._tally.duplicates)
+        ended = sum(self._tally.ends.values())
+        per_row = max(1.0, self._tally.answers / ended) if ended else 1.0
+        answer_s = self._answer_s()
+        mix = await self._set_pace(
+            needed_per_s(answers=rows * per_row, left_s=left_s, answer_s=answer_s)
+        )
+        if mix is None:
+            return
+        was_enough = self._pace is None or self._pace.mix.is_enough
+        self._pace = Pace(left_s=left_s, remaining_rows=rows, mix=mix)
+        if was_enough and not mix.is_enough:
+            log.warning("deadline cannot be met", state=str(self._pace), remaining_rows=round(rows))
+
+    async def _set_pace(self, wanted_per_s: float | None) -> Mix | None:
+        try:
+            return await self.client.pace(
+                self.config.model,
+                self.config.sampling,
+                needed_per_s=wanted_per_s,
+                answer_s=self._assumed_s(),
+            )
+        except (RegistryError, NoEligibleEndpoint):
+            return None  # requests will say so, if it lasts
+
+    def _assumed_s(self) -> float:
+        """Seconds an answer is assumed to take before any has come."""
+        return assumed(max_output_tokens=self.config.max_output_tokens).answer_s
+
+    def _answer_s(self) -> float:
+        """Seconds an answer takes, in the mean of those that have come."""
+        tally = self._tally
+        return tally.answer_s / tally.answers if tally.answers else self._assumed_s()
+
     # -- one row ----------------------------------------------------------------------------------
 
     async def _row(self, feed: Feed, row: RowId) -> None:
@@ -345,6 +443,7 @@ class Run:
                 row=row,
                 clock=self._clock,
                 on_answer=functools.partial(self._count_answer, feed),
+                on_verdict=self._count_verdict,
                 limits=self._limits_of(row.prompt.dataset),
                 reserve=self._reserve,
                 done=done,
@@ -366,10 +465,28 @@ class Run:
         feed.count_answer(record)
         self._show()
 
+    def _count_verdict(self, record: TurnRecord) -> None:
+        """Answers that say something about their endpoint: not those that a limit of ours cut."""
+        for alarm in self._quality.count(record):
+            log.warning(
+                "endpoint worse than the others",
+                endpoint=alarm.endpoint,
+                row_class=alarm.row_class.value,
+                answers=alarm.answers,
+                hits=alarm.hits,
+                other_answers=alarm.other_answers,
+                other_hits=alarm.other_hits,
+            )
+
     def _show(self) -> None:
         if self._on_progress is not None:
             self._on_progress(
-                self._tally.progress(live=len(self._live), is_stopping=self._stop.is_set())
+                self._tally.progress(
+                    live=len(self._live),
+                    is_stopping=self._stop.is_set(),
+                    alarms=tuple(self._quality.alarms),
+                    pace=self._pace,
+                )
             )
 
     # -- stopping ---------------------------------------------------------------------------------
@@ -400,6 +517,15 @@ class Run:
             # unreadable prompt is no reason for the rows before it to end.
             self.client.stop_admitting(error)
 
+    async def _reopen_refused(self, error: RefusedAlike) -> None:
+        """The rows refused before it was clear that all are were not at fault either."""
+        rows = await self._rows.reopen_refused(
+            self._run_id, status=error.status, problem=error.refusal, at_s=self._clock.time_s()
+        )
+        moved = min(rows, self._tally.ends[RowState.REFUSED])
+        self._tally.ends[RowState.REFUSED] -= moved
+        self._tally.ends[RowState.GAVE_UP] += moved
+
     async def _drain(self, rows: asyncio.Task[None]) -> None:
         await asyncio.wait({rows}, timeout=self._drain_s)
         self._tally.cut_off = len(self._live)
@@ -417,7 +543,9 @@ class Run:
         with FileLock(Path(f"{self._rows.path}.run-{self.config.name}.lock")):
             yield
 
-    async def _report(self, stored: StoredRun, elapsed_s: float) -> RunReport:
+    async def _report(
+        self, stored: StoredRun, elapsed_s: float, attendance: Attendance
+    ) -> RunReport:
         error: QuantrouteError | None = self._stopped_by
         if error is None:
             error = next(iter(self._capped.values()), None)
@@ -437,6 +565,12 @@ class Run:
             counts=await self._rows.counts(stored.run_id),
             spent_pusd=self.client.ledger.balance(Account(stored.name)).posted_pusd,
             elapsed_s=elapsed_s,
+            attendance=attendance,
+            endpoints=await read_qualities(
+                self.client.ledger, run=stored.name, run_id=stored.run_id
+            ),
+            alarms=tuple(self._quality.alarms),
+            deadline_s=None if self._deadline is None else self._deadline.after_s,
         )
 
 

@@ -16,10 +16,12 @@ from typing import Annotated, Final, Literal
 from pydantic import Field, StrictBool, StrictInt, StrictStr
 
 from quantroute._runfile import RunFile, Table
+from quantroute.client import LocalEndpoint
 from quantroute.domain import Sampling
 from quantroute.errors import ConfigurationError, DatasetError
 from quantroute.generation._allocation import Allocation
 from quantroute.generation._config import DatasetSettings, RunConfig
+from quantroute.generation._deadline import deadline_s
 from quantroute.generation._prompts import (
     DatasetSource,
     Prompt,
@@ -30,6 +32,7 @@ from quantroute.generation._prompts import (
 from quantroute.ledger import Account
 from quantroute.money import Cap, PicoUSD, cap_pusd
 from quantroute.policy import EvidenceTable, ExclusionPolicy
+from quantroute.routing import RoutingMode
 
 __all__ = ["DatasetSpec", "RunSpec", "load_run_spec", "policy_class"]
 
@@ -102,6 +105,10 @@ class RunSpec:
     max_in_flight: int = _DEFAULT_MAX_IN_FLIGHT
     allocation: Allocation = Allocation.EQUAL
     elastic_limits: bool = True
+    routing: RoutingMode = RoutingMode.PINNED
+    local: tuple[LocalEndpoint, ...] = ()
+    deadline_s: float | None = None
+    replay_reasoning: bool = False
     source_class: str = ""
 
     def __post_init__(self) -> None:
@@ -110,13 +117,17 @@ class RunSpec:
             raise ConfigurationError("a run needs at least one dataset")
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ConfigurationError(f"two datasets are called {', '.join(twice)}")
+        if self.deadline_s is not None and self.routing is RoutingMode.DELEGATED:
+            raise ConfigurationError("a deadline needs pinned routing")
         # Whatever a run would refuse, it refuses here; the prompt files are not read yet.
         RunConfig(name=self.name, model=self.model, max_output_tokens=1)
 
     def rehearsal(self) -> RunSpec:
         """The same run in a folder and under a name of its own, for made-up rows."""
         out = self.out.with_name(f"{self.out.name}-simulated")
-        return replace(self, name=f"{self.name}-simulated", out=out, source_class="simulated:")
+        # Without local servers: they are real.
+        name = f"{self.name}-simulated"
+        return replace(self, name=name, out=out, source_class="simulated:", local=())
 
     def account_of(self, dataset: str) -> Account:
         """The ledger account that pays for a dataset."""
@@ -146,6 +157,7 @@ class RunSpec:
                 for item in self.datasets
             ),
             policy_class=self.source_class + policy_class(self.policy),
+            replay_reasoning=self.replay_reasoning,
             sources=tuple(
                 DatasetSource.of(item.prompts, name=item.name)
                 for item in self.datasets
@@ -181,6 +193,10 @@ class _RunTable(Table):
     max_in_flight: _Count = _DEFAULT_MAX_IN_FLIGHT
     allocation: Literal["equal", "weighted", "priority"] = "equal"
     elastic_limits: bool = True
+    routing: Literal["pinned", "delegated"] = "pinned"
+    deadline: StrictStr | None = None
+    replay_reasoning: StrictBool = False
+    deadline_s: Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)] | None = None
 
 
 class _PolicyTable(Table):
@@ -217,6 +233,26 @@ class _SamplingTable(Table):
     reasoning_effort: StrictStr | None = None
 
 
+class _LocalTable(Table):
+    name: StrictStr
+    base_url: StrictStr
+    quantization: StrictStr
+    serves: StrictStr | None = None
+    model: StrictStr | None = None
+    input_usd_per_million: StrictStr = "0"
+    output_usd_per_million: StrictStr = "0"
+    usd_per_gpu_hour: StrictStr | None = None
+    gpus: _Count = 1
+    output_tokens_per_s: _Count | None = None
+    max_in_flight: _Count = 64
+    context_tokens: _Count | None = None
+    max_output_tokens: _Count | None = None
+    key_variable: StrictStr | None = None
+    reasoning_switch: tuple[StrictStr, ...] = ("thinking", "enable_thinking")
+    answers_as: StrictStr | None = None
+    replay_as: StrictStr = "reasoning_content"
+
+
 class _DatasetTable(Table):
     name: StrictStr
     max_output_tokens: _Count
@@ -236,6 +272,7 @@ class _File(Table):
     run: _RunTable
     policy: _PolicyTable = _PolicyTable()
     sampling: _SamplingTable = _SamplingTable()
+    local: tuple[_LocalTable, ...] = ()
     dataset: Annotated[list[_DatasetTable], Field(min_length=1)]
 
 
@@ -262,6 +299,9 @@ def _run_spec(file: _File, source: RunFile) -> RunSpec:
     datasets = tuple(
         _dataset(table, file.sampling, source, number) for number, table in enumerate(file.dataset)
     )
+    local = tuple(
+        _local(table, file.run.model, source, number) for number, table in enumerate(file.local)
+    )
     cap = _cap(file.run.cap_usd, ("run", "cap_usd"), source)
     try:
         return RunSpec(
@@ -274,6 +314,10 @@ def _run_spec(file: _File, source: RunFile) -> RunSpec:
             max_in_flight=file.run.max_in_flight,
             allocation=Allocation(file.run.allocation),
             elastic_limits=file.run.elastic_limits,
+            routing=RoutingMode(file.run.routing),
+            local=local,
+            deadline_s=_deadline(file.run, source),
+            replay_reasoning=file.run.replay_reasoning,
         )
     except ConfigurationError as error:
         raise source.error(("run",), error) from error
@@ -332,6 +376,26 @@ def _dataset(
         )
     except ConfigurationError as error:
         raise source.error(here, error) from error
+
+
+def _deadline(run: _RunTable, source: RunFile) -> float | None:
+    if run.deadline is None:
+        return run.deadline_s
+    if run.deadline_s is not None:
+        raise source.error(("run", "deadline_s"), "give deadline or deadline_s, not both")
+    try:
+        return deadline_s(run.deadline)
+    except ConfigurationError as error:
+        raise source.error(("run", "deadline"), error) from error
+
+
+def _local(table: _LocalTable, model: str, source: RunFile, number: int) -> LocalEndpoint:
+    settings = table.model_dump()
+    settings["serves"] = table.serves or model
+    try:
+        return LocalEndpoint(**settings)
+    except ConfigurationError as error:
+        raise source.error(("local", number), error) from error
 
 
 def _cap(text: str, location: tuple[str | int, ...], source: RunFile) -> PicoUSD:

@@ -8,6 +8,7 @@ from quantroute.ledger._records import (
     Charge,
     EntryId,
     EntryStatus,
+    check_account,
     lineage,
 )
 from quantroute.ledger._state import OpenEntry
@@ -24,6 +25,7 @@ __all__ = [
     "EntryStatus",
     "OpenEntry",
     "StatementLine",
+    "check_account",
     "lineage",
     "posted_amounts_pusd",
 ]

@@ -7,9 +7,10 @@ carries reasons that a person can read, and the precision with the source that d
 
 from quantroute.policy._bound import BoundPolicy
 from quantroute.policy._evidence import EvidenceRow, EvidenceTable, NativeRow
+from quantroute.policy._plausible import implausible_prices
 from quantroute.policy._policy import ExclusionPolicy
 from quantroute.policy._preferences import pinned_preferences
-from quantroute.policy._served import served_by
+from quantroute.policy._served import served_among, served_by
 from quantroute.policy._verdict import Precision, Reason, Verdict
 
 __all__ = [
@@ -21,6 +22,8 @@ __all__ = [
     "Precision",
     "Reason",
     "Verdict",
+    "implausible_prices",
     "pinned_preferences",
+    "served_among",
     "served_by",
 ]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from quantroute.domain import Endpoint
+from quantroute.domain import Endpoint, EndpointKey
 from quantroute.errors import NoEligibleEndpoint
 from quantroute.money import usd_per_million
 from quantroute.policy._preferences import delegated_preferences
@@ -43,19 +44,31 @@ class BoundPolicy:
         """The endpoints that may serve."""
         return tuple(verdict.endpoint for verdict in self.verdicts if verdict.eligible)
 
+    @property
+    def delegable(self) -> tuple[Endpoint, ...]:
+        """Those among the eligible that can be asked for without letting in an unwanted one.
+
+        A tag may be shared with an unwanted endpoint, and a bare slug means all endpoints of its
+        company: alone the filters of a pinned request keep the unwanted one out, those of several
+        endpoints together may not.
+        """
+        unwanted = [verdict.endpoint for verdict in self.verdicts if is_unwanted(verdict)]
+        names = {item.tag for item in unwanted} | {item.provider_slug for item in unwanted}
+        return tuple(item for item in self.eligible if item.tag not in names)
+
     def reasons(self) -> list[str]:
         """One line per excluded endpoint."""
         return [str(verdict) for verdict in self.verdicts if not verdict.eligible]
 
-    def preferences(self) -> dict[str, Any]:
+    def preferences(self, *, among: Container[EndpointKey] | None = None) -> dict[str, Any]:
         """OpenRouter's `provider` object for delegated routing among the eligible endpoints.
 
-        A tag that an unwanted endpoint shares is left out: the service could choose that one.
+        Args:
+            among: only these; all of them by default.
         Raises:
             NoEligibleEndpoint: nothing is left; an empty `only` would mean no restriction.
         """
-        unwanted = {verdict.endpoint.tag for verdict in self.verdicts if is_unwanted(verdict)}
-        endpoints = [endpoint for endpoint in self.eligible if endpoint.tag not in unwanted]
+        endpoints = [item for item in self.delegable if among is None or item.key in among]
         if not endpoints:
             model = self.verdicts[0].endpoint.model if self.verdicts else "this model"
             raise NoEligibleEndpoint(model=model, reasons=self.reasons())

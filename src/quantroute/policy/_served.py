@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Final
 
 from quantroute.domain import Endpoint, slugify
 
-__all__ = ["served_by"]
+__all__ = ["served_among", "served_by"]
 
 _DATE_SUFFIX: Final = re.compile(r"-(\d{4}|\d{6}|\d{8}|\d{4}-\d{2}-\d{2})$")
 """How a dated name ends: `moonshotai/kimi-k2.5-0127`."""
@@ -41,6 +42,29 @@ def served_by(
     if model and not _is_model(model, endpoint, canonical_slug):
         flags.append("model_mismatch")
     return tuple(flags)
+
+
+def served_among(
+    endpoints: Sequence[Endpoint], *, provider_name: str | None, model: str | None
+) -> tuple[tuple[Endpoint, ...], tuple[str, ...]]:
+    """Which of several allowed endpoints may have served, and flags of what does not fit.
+
+    Flags are those of `served_by`, and "served_ambiguous" if the company has several of them.
+    """
+    fitting = []
+    flags: dict[str, None] = {}
+    for endpoint in endpoints:
+        found = served_by(endpoint, provider_name=provider_name, model=model)
+        if "served_mismatch" not in found and "served_unknown" not in found:
+            fitting.append(endpoint)
+            flags.update(dict.fromkeys(found))
+    if len(fitting) > 1:
+        flags["served_ambiguous"] = None
+    elif not fitting:
+        flags["served_mismatch" if provider_name else "served_unknown"] = None
+        if model and not any(_is_model(model, item, None) for item in endpoints):
+            flags["model_mismatch"] = None
+    return tuple(fitting), tuple(flags)
 
 
 def _companies(endpoint: Endpoint) -> frozenset[str]:

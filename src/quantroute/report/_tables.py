@@ -14,11 +14,19 @@ from rich.table import Table
 from rich.text import Text
 
 from quantroute.domain import Endpoint
+from quantroute.generation import EndpointQuality, RowClass
 from quantroute.ledger import Balance, StatementLine
 from quantroute.money import NO_CAP, format_usd, usd_per_million
-from quantroute.policy import BoundPolicy, Verdict
+from quantroute.policy import BoundPolicy, Verdict, implausible_prices
 
-__all__ = ["balance_line", "ledger_table", "statement_totals", "verdict_table"]
+__all__ = [
+    "balance_line",
+    "ledger_table",
+    "price_warnings",
+    "quality_table",
+    "statement_totals",
+    "verdict_table",
+]
 
 _MOST_DECIMALS: Final = 5
 _UNLIMITED_COLUMNS: Final = 10_000
@@ -45,13 +53,14 @@ def verdict_table(
     """Eligible endpoints first, by output price; then why each of the others is left out.
 
     Reasons stand below the table, not in a column of it: they are sentences, and a narrow terminal
-    would break them into a word a line. Endpoints with the same reasons share a line.
+    would break them into a word a line. Endpoints with the same reasons share a line. Below them
+    are prices that can hardly be meant.
 
     Args:
         wording: applied to each reason, for readers who do not set things the way Python does.
     """
     verdicts = bound.ranked
-    table = _Fitting(
+    table: RenderableType = _Fitting(
         [_verdicts(verdicts, title=title, is_wide=is_wide) for is_wide in (True, False)]
     )
     left_out: dict[tuple[str, ...], list[str]] = {}
@@ -59,10 +68,22 @@ def verdict_table(
         if not verdict.eligible:
             reasons = tuple(wording(reason.text) for reason in verdict.excluding)
             left_out.setdefault(reasons, []).append(str(verdict.endpoint.key))
-    if not left_out:
+    warnings = price_warnings([verdict.endpoint for verdict in verdicts])
+    if not left_out and not warnings:
         return table
-    lines = (_why(names, reasons) for reasons, names in left_out.items())
-    return Group(table, Text("left out:"), *lines, Text())
+    lines: list[RenderableType] = [_why(names, reasons) for reasons, names in left_out.items()]
+    if lines:
+        lines.insert(0, Text("left out:"))
+    return Group(table, *lines, *warnings, Text())
+
+
+def price_warnings(endpoints: Sequence[Endpoint]) -> list[RenderableType]:
+    """Lines about listed prices that can hardly be meant; none is the rule."""
+    found = implausible_prices(endpoints)
+    if not found:
+        return []
+    lines = (_why([str(key)], [problem]) for key, problem in found.items())
+    return [Text("look before spending:", style="yellow"), *lines]
 
 
 def _verdicts(verdicts: Sequence[Verdict], *, title: str, is_wide: bool) -> Table:
@@ -149,6 +170,42 @@ def statement_totals(lines: Iterable[StatementLine]) -> dict[str, int]:
         totals["cached"] += line.cached_tokens
         totals["posted_pusd"] += line.posted_pusd
     return totals
+
+
+def quality_table(qualities: Iterable[EndpointQuality], *, title: str) -> RenderableType:
+    """What came from each endpoint: answers by class in per cent, and what a good one cost."""
+    rows = tuple(qualities)
+    return _Fitting([_qualities(rows, title=title, is_wide=is_wide) for is_wide in (True, False)])
+
+
+def _qualities(rows: Sequence[EndpointQuality], *, title: str, is_wide: bool) -> Table:
+    table = _table(title, is_wide=is_wide)
+    seen = [item for item in RowClass if any(row.classes.get(item) for row in rows)]
+    # A column per class that occurs; a narrow terminal shows the sum of the bad ones.
+    bad = [item for item in seen if item is not RowClass.GOOD] if is_wide else []
+    table.add_column("endpoint", overflow="fold")
+    headings = ["answers", "accepted", *(item.value.replace("_", " ") for item in bad)]
+    for heading in [*headings, "$/row", "$/M"]:
+        table.add_column(heading, justify="right", no_wrap=heading not in headings[2:])
+    for row in rows:
+        table.add_row(
+            Text(row.endpoint),
+            _compact(row.answers),
+            _percent(row, RowClass.GOOD),
+            *(_percent(row, item) for item in bad),
+            _per_row(row),
+            _per_million(row.cost_pusd, row.accepted_tokens),
+        )
+    return table
+
+
+def _percent(row: EndpointQuality, row_class: RowClass) -> str:
+    return f"{row.rate(row_class):.1%}" if row.answers else "-"
+
+
+def _per_row(row: EndpointQuality) -> str:
+    # Display only: dollars per accepted answer, everything paid there included.
+    return "-" if not row.accepted else f"{Decimal(row.cost_pusd) / row.accepted / 10**12:.6f}"
 
 
 def balance_line(balance: Balance) -> str:

@@ -1,13 +1,16 @@
 """Which allowed endpoint takes the next request: price, room, health. Pure."""
 
 from quantroute.routing._breaker import Breaker, BreakerSettings, BreakerState
+from quantroute.routing._economy import EndpointCost, EndpointEconomy
 from quantroute.routing._limit import AdaptiveLimit, LimitSettings
+from quantroute.routing._mix import Mix, Supply, cheapest_mix
 from quantroute.routing._router import (
     Candidate,
     EndpointReport,
     Feedback,
     Lease,
     Router,
+    RoutingMode,
     in_order,
 )
 
@@ -17,10 +20,16 @@ __all__ = [
     "BreakerSettings",
     "BreakerState",
     "Candidate",
+    "EndpointCost",
+    "EndpointEconomy",
     "EndpointReport",
     "Feedback",
     "Lease",
     "LimitSettings",
+    "Mix",
     "Router",
+    "RoutingMode",
+    "Supply",
+    "cheapest_mix",
     "in_order",
 ]

@@ -86,6 +86,11 @@ class AdaptiveLimit:
         """Requests that may be in flight at once, now."""
         return max(1, int(self._limit))
 
+    @property
+    def is_ramping(self) -> bool:
+        """Whether the endpoint has never refused for a rate: how much it bears is not known."""
+        return self._is_ramping
+
     def has_room(self, now_s: float) -> bool:
         """Whether one more request may be sent at `now_s`."""
         self._ramp(now_s)

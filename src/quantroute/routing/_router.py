@@ -7,14 +7,34 @@ live in `quantroute.client`.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from quantroute.domain import Endpoint, EndpointKey
 from quantroute.routing._breaker import Breaker, BreakerSettings, BreakerState
 from quantroute.routing._limit import AdaptiveLimit, LimitSettings
+from quantroute.routing._mix import Supply
 
-__all__ = ["Candidate", "EndpointReport", "Feedback", "Lease", "Router", "in_order"]
+__all__ = [
+    "Candidate",
+    "EndpointReport",
+    "Feedback",
+    "Lease",
+    "Router",
+    "RoutingMode",
+    "in_order",
+]
+
+
+_SMOOTHING: Final = 0.05
+
+
+class RoutingMode(enum.Enum):
+    """Who chooses the endpoint of a request among those that the policy allows."""
+
+    PINNED = "pinned"  # we do; one endpoint per request
+    DELEGATED = "delegated"  # the service does
 
 
 class Feedback(enum.Enum):
@@ -31,14 +51,18 @@ class Feedback(enum.Enum):
 class Candidate:
     """An endpoint that may serve a request, with what the request would cost there.
 
-    Units: pico-dollars. `expected_pusd` orders candidates; `worst_pusd` is what is reserved.
-    `max_tokens` is the output limit to send.
+    Units: pico-dollars. `expected_pusd` orders candidates: what one *accepted* row is expected to
+    cost. `attempt_pusd` is what the price list lets one expect of one attempt, 0 if nobody learns
+    from it; `worst_pusd` is what is reserved. `max_tokens` is the output limit to send. `members`
+    are given if the service may choose among several; then `endpoint` stands for all of them.
     """
 
     endpoint: Endpoint
     expected_pusd: int
     worst_pusd: int
     max_tokens: int
+    attempt_pusd: int = 0
+    members: tuple[EndpointKey, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +95,7 @@ class _State:
     answered: int = 0
     faults: int = 0
     rate_limited: int = 0
+    answer_s: float | None = None
 
     def has_room(self, now_s: float) -> bool:
         return self.breaker.admits(now_s) and self.limit.has_room(now_s)
@@ -78,11 +103,20 @@ class _State:
 
 @dataclass(slots=True)
 class Router:
-    """Limits and breakers of every endpoint, and of the account as a whole."""
+    """Limits and breakers of every endpoint, and of the account as a whole.
+
+    `own_limits` are of endpoints whose limits are known instead of learnt. Local endpoints count
+    among the requests in flight, but what the service says to the account does not concern them.
+    `quotas`, if set, are the most requests each endpoint may have in flight, none if not named:
+    the mix that a deadline needs.
+    """
 
     max_in_flight: int
     limits: LimitSettings = field(default_factory=LimitSettings)
     breakers: BreakerSettings = field(default_factory=BreakerSettings)
+    own_limits: Mapping[EndpointKey, LimitSettings] = field(default_factory=dict)
+    quotas: Mapping[EndpointKey, int] | None = None
+    _local_in_flight: int = field(default=0, init=False)
     _states: dict[EndpointKey, _State] = field(default_factory=dict, init=False)
     _account: AdaptiveLimit = field(init=False)
 
@@ -99,35 +133,62 @@ class Router:
     @property
     def in_flight(self) -> int:
         """Requests in flight at all endpoints together."""
-        return self._account.in_flight
+        return self._account.in_flight + self._local_in_flight
 
     def acquire(self, candidates: Sequence[Candidate], now_s: float) -> Lease | None:
         """A lease at the cheapest candidate with room, healthy before degraded; None if none has.
 
         `candidates` must be in order of preference, as `in_order` gives.
         """
-        if not self._account.has_room(now_s):
+        candidate = next(self._takers(candidates, now_s), None)
+        if candidate is None:
             return None
-        for candidate in candidates:
-            state = self._state(candidate.endpoint.key)
-            if state.has_room(now_s):
-                self._account.sent(now_s)
-                state.limit.sent(now_s)
-                state.breaker.sent()
-                return Lease(candidate, now_s)
-        return None
+        state = self._state(candidate.endpoint.key)
+        if candidate.endpoint.is_local:
+            self._local_in_flight += 1
+        else:
+            self._account.sent(now_s)
+        state.limit.sent(now_s)
+        state.breaker.sent()
+        return Lease(candidate, now_s)
 
     def with_room(self, candidates: Sequence[Candidate], now_s: float) -> list[Candidate]:
-        """Those among `candidates` whose endpoints would take one more request now."""
-        return [item for item in candidates if self._state(item.endpoint.key).has_room(now_s)]
+        """Those among `candidates` that would take one more request now, in their order."""
+        return list(self._takers(candidates, now_s))
+
+    def _takers(self, candidates: Sequence[Candidate], now_s: float) -> Iterator[Candidate]:
+        if self.in_flight >= self.max_in_flight:
+            return
+        has_account = self._account.has_room(now_s)
+        quotas = self._quotas_for(candidates)
+        for candidate in candidates:
+            key = candidate.endpoint.key
+            if not (has_account or candidate.endpoint.is_local):
+                continue
+            state = self._state(key)
+            if quotas is not None and state.limit.in_flight >= quotas.get(key, 0):
+                continue
+            if state.has_room(now_s):
+                yield candidate
 
     def retry_at_s(self, candidates: Sequence[Candidate], now_s: float) -> float | None:
         """When `acquire` may succeed without any request returning; None if time alone won't do."""
-        if now_s < self._account.paused_until_s:
-            return self._account.paused_until_s
-        if self._account.in_flight >= self._account.limit:
+        if self.in_flight >= self.max_in_flight:
             return None  # whatever an endpoint may have room for, only a return makes room here
-        moments = [self._reopens_at_s(candidate.endpoint.key, now_s) for candidate in candidates]
+        moments = []
+        quotas = self._quotas_for(candidates)
+        is_full = self._account.in_flight >= self._account.limit
+        for candidate in candidates:
+            key = candidate.endpoint.key
+            if quotas is not None and self._state(key).limit.in_flight >= quotas.get(key, 0):
+                continue  # a return, or another mix
+            at_s = self._reopens_at_s(candidate.endpoint.key, now_s)
+            if not candidate.endpoint.is_local:
+                if now_s < self._account.paused_until_s:
+                    at_s = self._account.paused_until_s
+                elif is_full:
+                    at_s = None
+            moments.append(at_s)
         return min((moment for moment in moments if moment is not None), default=None)
 
     def release(
@@ -145,9 +206,13 @@ class Router:
         match feedback:
             case Feedback.SUCCESS:
                 state.answered += 1
+                took_s = now_s - lease.sent_at_s
+                before_s = took_s if state.answer_s is None else state.answer_s
+                state.answer_s = before_s + _SMOOTHING * (took_s - before_s)
                 state.limit.succeeded()
                 state.breaker.succeeded()
-                self._account.succeeded()
+                if not lease.candidate.endpoint.is_local:
+                    self._account.succeeded()
             case Feedback.RATE_LIMITED:
                 state.rate_limited += 1
                 state.breaker.abandoned(sent_at_s=lease.sent_at_s)
@@ -168,8 +233,33 @@ class Router:
             case Feedback.NEUTRAL:
                 state.breaker.abandoned(sent_at_s=lease.sent_at_s)
         state.limit.returned()
-        self._account.returned()
+        if lease.candidate.endpoint.is_local:
+            self._local_in_flight -= 1
+        else:
+            self._account.returned()
         return opened
+
+    def supplies(
+        self, costs: Mapping[EndpointKey, float], now_s: float, *, answer_s: float
+    ) -> tuple[Supply, ...]:
+        """What each endpoint can give as far as it has shown; nothing while its breaker is open.
+
+        One that never refused counts as boundless; where no answer has come yet, the mean of the
+        others stands in, and `answer_s` if there is none at all.
+        """
+        states = {key: self._state(key) for key in costs}
+        known = [state.answer_s for state in states.values() if state.answer_s is not None]
+        mean_s = sum(known) / len(known) if known else answer_s
+        supplies = []
+        for key, state in states.items():
+            slots = state.limit.settings.ceiling if state.limit.is_ramping else state.limit.limit
+            if state.breaker.state is not BreakerState.CLOSED:
+                slots = 0
+            took_s = mean_s if state.answer_s is None else state.answer_s
+            supplies.append(
+                Supply(key=key, cost=costs[key], slots=slots, answer_s=max(took_s, 1e-3))
+            )
+        return tuple(supplies)
 
     def reports(self, now_s: float) -> tuple[EndpointReport, ...]:
         """One frozen row per endpoint that ever had a request."""
@@ -188,10 +278,18 @@ class Router:
             for key, state in sorted(self._states.items())
         )
 
+    def _quotas_for(self, candidates: Sequence[Candidate]) -> Mapping[EndpointKey, int] | None:
+        """The quotas, unless they leave nothing for these: better late than never."""
+        quotas = self.quotas
+        if quotas is None or not any(item.endpoint.key in quotas for item in candidates):
+            return None
+        return quotas
+
     def _state(self, key: EndpointKey) -> _State:
         state = self._states.get(key)
         if state is None:
-            state = self._states[key] = _State(AdaptiveLimit(self.limits), Breaker(self.breakers))
+            limits = self.own_limits.get(key, self.limits)
+            state = self._states[key] = _State(AdaptiveLimit(limits), Breaker(self.breakers))
         return state
 
     def _reopens_at_s(self, key: EndpointKey, now_s: float) -> float | None:

@@ -1,0 +1,121 @@
+"""`quantroute serve`: an OpenAI-compatible proxy under policy and cap, until Ctrl+C."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from quantroute._http import OPENROUTER_URL
+from quantroute.cli import _options as options
+from quantroute.cli._output import say
+from quantroute.cli._service import opened_target
+from quantroute.client import Client
+from quantroute.ledger import Account
+from quantroute.money import to_usd
+from quantroute.policy import ExclusionPolicy
+
+
+def serve(
+    cap: Annotated[
+        str | None,
+        typer.Option("--cap", metavar="USD", help="Hard cap in USD, e.g. 5.00; needed at first."),
+    ] = None,
+    ledger: Annotated[
+        Path | None,
+        typer.Option("--ledger", help="Ledger file, kept over restarts; in memory without it."),
+    ] = None,
+    port: Annotated[int, typer.Option(min=0, max=65_535, help="Port; 0 takes a free one.")] = 8787,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; others than 127.0.0.1 need --token-env.")
+    ] = "127.0.0.1",
+    token_env: Annotated[
+        str | None,
+        typer.Option(
+            "--token-env",
+            metavar="VARIABLE",
+            help="Environment variable with the token that callers send as their API key.",
+        ),
+    ] = None,
+    account: Annotated[
+        str, typer.Option(help="Ledger account that pays for what comes in.")
+    ] = "serve",
+    max_in_flight: Annotated[int, typer.Option(min=1, help="Requests on the wire at once.")] = 500,
+    max_output_tokens: Annotated[
+        int, typer.Option(min=1, help="For requests that do not say.")
+    ] = 4_096,
+    exclude: options.Exclude = None,
+    only: options.Only = None,
+    accept: options.Accept = None,
+    accept_unknown: options.AcceptUnknown = None,
+    native: options.Native = None,
+    evidence: options.Evidence = None,
+    max_input_price: options.MaxInputPrice = None,
+    max_output_price: options.MaxOutputPrice = None,
+    simulate: Annotated[
+        bool, typer.Option("--simulate", help="Ask the embedded simulator; no key, no network.")
+    ] = False,
+    base_url: options.BaseUrl = OPENROUTER_URL,
+    ca_file: options.CaFile = None,
+) -> None:
+    """Serve OpenAI's API on 127.0.0.1: any client, under this policy and this cap.
+
+    Point existing code at the printed base URL; the API key it sends does not matter, the real one
+    stays here. Each answer says its cost and endpoint in `x-quantroute-*` headers. A request over
+    the cap is refused with status 402. Ctrl+C ends it after what is in flight.
+
+    quantroute serve --simulate --cap 1.00
+
+    quantroute serve --cap 5.00 --ledger serve.sqlite --exclude Fireworks
+    """
+    policy = options.build_policy(
+        exclude=exclude,
+        only=only,
+        accept=accept,
+        accept_unknown=accept_unknown,
+        native=native,
+        evidence=evidence,
+        max_input_price=max_input_price,
+        max_output_price=max_output_price,
+    )
+
+    async def run() -> None:
+        from quantroute.proxy import Proxy
+
+        async with (
+            opened_target(base_url=base_url, ca_file=ca_file, simulate=simulate) as target,
+            Client(
+                cap_usd=cap,
+                ledger=ledger,
+                policy=policy,
+                service=target.service,
+                key=target.key,
+                max_in_flight=max_in_flight,
+            ) as client,
+        ):
+            async with Proxy(
+                client,
+                host=host,
+                port=port,
+                token_variable=token_env,
+                account=Account(account),
+                default_max_output_tokens=max_output_tokens,
+            ) as proxy:
+                _announce(proxy.base_url, policy)
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.Event().wait()
+                say("stopping: what is in flight is brought to its end")
+            say(f"spent ${to_usd(client.ledger.balance().posted_pusd):.6f}")
+
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(run())
+
+
+def _announce(base_url: str, policy: ExclusionPolicy) -> None:
+    typer.echo(f"serving at {base_url}")
+    typer.echo(f"export OPENAI_BASE_URL={base_url} OPENAI_API_KEY=unused")
+    for name in policy.exclude:
+        say(f"never used: {name}")

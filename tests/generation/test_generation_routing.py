@@ -1,0 +1,164 @@
+"""Routing by the cost of an accepted row, with the real client against the simulated service."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from quantroute import ConfigurationError, Service
+from quantroute.client import Client
+from quantroute.generation import (
+    Deadline,
+    Progress,
+    Prompt,
+    RowClass,
+    RowStore,
+    Run,
+    RunConfig,
+    RunReport,
+    deadline_s,
+)
+from quantroute.routing import LimitSettings
+from quantroute.simulator import Faults, Simulator, TrafficSpec, kimi_mission_scenario
+
+MODEL = "moonshotai/kimi-k2.5"
+
+
+def prompts(rows: int) -> list[Prompt]:
+    return [Prompt(id=str(n), dataset="d", turns=(f"question {n}",)) for n in range(rows)]
+
+
+async def endpoints_of(client: Client, run: str = "r") -> Counter[str]:
+    rows = RowStore(client.ledger.store)
+    run_id = (await rows.run(run)).run_id
+    return Counter([row.turns[0].endpoint async for row in rows.rows(run_id)])
+
+
+def config(**changes: object) -> RunConfig:
+    settings = {"name": "r", "model": MODEL, "max_output_tokens": 1_024, "datasets": ("d",)}
+    return RunConfig(**(settings | changes))  # type: ignore[arg-type]
+
+
+async def run_with(client: Client, rows: int, **settings: object) -> RunReport:
+    return await Run(client, config(), prompts(rows), elastic_limits=False, **settings).execute()  # type: ignore[arg-type]
+
+
+async def test_the_cheapest_loses_its_traffic_when_its_rows_are_bad(
+    tmp_path: Path, key: str
+) -> None:
+    """inceptron is 12 % cheaper than atlas-cloud; with most rows bad it is dearer per good row."""
+    scenario = kimi_mission_scenario(provider_faults={"inceptron": Faults(reasoning_only=0.7)})
+    async with (
+        Simulator(scenario, seed=4) as simulator,
+        Client(
+            cap_usd="5",
+            ledger=tmp_path / "run.sqlite",
+            service=Service(base_url=simulator.base_url),
+            only=["inceptron", "atlas-cloud"],
+            max_in_flight=8,
+        ) as client,
+    ):
+        report = await run_with(client, 500)
+        had = await endpoints_of(client)
+    assert had["inceptron/int4"] < 200
+    assert had["atlas-cloud/int4"] > 300
+    (alarm,) = report.alarms
+    # The simulated model runs into its limit while it still reasons: that is called truncated.
+    assert (alarm.endpoint, alarm.row_class) == ("inceptron/int4", RowClass.TRUNCATED)
+    quality = {item.endpoint: item for item in report.endpoints}
+    assert quality["inceptron/int4"].answers == had["inceptron/int4"]
+    assert quality["inceptron/int4"].rate(RowClass.GOOD) < 0.5
+    assert sum(item.cost_pusd for item in report.endpoints) == simulator.bill.total_pusd
+
+
+async def test_equal_endpoints_leave_the_traffic_with_the_cheapest(
+    tmp_path: Path, key: str
+) -> None:
+    async with (
+        Simulator(kimi_mission_scenario(), seed=4) as simulator,
+        Client(
+            cap_usd="5",
+            ledger=tmp_path / "run.sqlite",
+            service=Service(base_url=simulator.base_url),
+            only=["inceptron", "moonshotai"],
+            max_in_flight=8,
+        ) as client,
+    ):
+        report = await run_with(client, 300)
+        assert await endpoints_of(client) == {"inceptron/int4": 300}
+    assert report.alarms == ()
+
+
+async def with_deadline(
+    path: Path, seconds: float, *, rows: int = 150, **settings: object
+) -> tuple[RunReport, Counter[str], list[Progress]]:
+    """A run on two endpoints whose cheaper one takes four requests at once, about 0.06 s each."""
+    scenario = kimi_mission_scenario(
+        time_scale=0.02, provider_traffic={"inceptron": TrafficSpec(max_concurrent=4)}
+    )
+    seen: list[Progress] = []
+    async with (
+        Simulator(scenario, seed=4) as simulator,
+        Client(
+            cap_usd="5",
+            ledger=path,
+            service=Service(base_url=simulator.base_url),
+            only=["inceptron", "moonshotai"],
+            max_in_flight=32,
+            limits=LimitSettings(initial=4, ceiling=32, pause_s=0.05, max_pause_s=0.2),
+        ) as client,
+    ):
+        run = Run(
+            client,
+            config(),
+            prompts(rows),
+            elastic_limits=False,
+            deadline=Deadline(after_s=seconds, rows=rows),
+        )
+        report = await run.execute(seen.append)
+        return report, await endpoints_of(client), seen
+
+
+async def test_a_loose_deadline_buys_nothing_from_dear_endpoints(tmp_path: Path, key: str) -> None:
+    report, had, seen = await with_deadline(tmp_path / "run.sqlite", 600.0, rows=50)
+    assert had == {"inceptron/int4": 50}
+    assert not report.is_late
+    assert all(item.pace is not None and item.pace.mix.is_enough for item in seen)
+
+
+async def test_a_tight_deadline_uses_them(tmp_path: Path, key: str) -> None:
+    _, had, _ = await with_deadline(tmp_path / "run.sqlite", 2.0)
+    assert had["moonshotai/int4"] > 50
+
+
+async def test_a_deadline_out_of_reach_is_told_and_the_run_goes_on(
+    tmp_path: Path, key: str
+) -> None:
+    report, had, seen = await with_deadline(tmp_path / "run.sqlite", 0.01)
+    assert report.is_late
+    assert sum(had.values()) == 150
+    last = seen[-1].pace
+    assert last is not None
+    assert not last.mix.is_enough
+    assert "every endpoint in use" in str(last)
+
+
+def test_a_deadline_needs_to_know_the_work(key: str) -> None:
+    client = Client(cap_usd="1")
+    with pytest.raises(ConfigurationError, match="rows"):
+        Run(client, config(), prompts(1), deadline=Deadline(after_s=5.0))
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("45m", 2_700.0), ("1h30m", 5_400.0), ("90s", 90.0), ("0.5h", 1_800.0)]
+)
+def test_deadlines_are_written_as_people_write_them(text: str, seconds: float) -> None:
+    assert deadline_s(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "45", "m", "-3m", "1d"])
+def test_what_is_no_time_is_refused(text: str) -> None:
+    with pytest.raises(ConfigurationError):
+        deadline_s(text)

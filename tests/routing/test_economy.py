@@ -1,0 +1,137 @@
+"""The cost of an accepted row: who is preferred, who loses traffic, who comes back."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quantroute.domain import Endpoint, EndpointKey, Pricing, Quantization
+from quantroute.routing import Candidate, EndpointEconomy
+from quantroute.routing._economy import PROBE_EVERY
+
+CHEAP, DEAR = EndpointKey("m/x", "cheap"), EndpointKey("m/x", "dear")
+
+
+def candidates(economy: EndpointEconomy, **prices: int) -> list[Candidate]:
+    found = []
+    for tag, price in prices.items():
+        endpoint = Endpoint(
+            model="m/x",
+            tag=tag,
+            provider_name=tag.title(),
+            quantization=Quantization.INT4,
+            pricing=Pricing.flat(input_usd_per_token="0", output_usd_per_token="0.000002"),
+        )
+        found.append(
+            Candidate(
+                endpoint=endpoint,
+                expected_pusd=int(price * economy.factor(endpoint.key)),
+                worst_pusd=2 * price,
+                max_tokens=10,
+                attempt_pusd=price,
+            )
+        )
+    return found
+
+
+def run(
+    economy: EndpointEconomy, rows: int, *, accepts: dict[str, float], seed: int = 3, **prices: int
+) -> dict[str, int]:
+    """Give each row to the first in order; how many rows each endpoint had."""
+    rng = random.Random(seed)
+    had = dict.fromkeys(prices, 0)
+    for _ in range(rows):
+        first = economy.ordered(candidates(economy, **prices))[0]
+        tag, key = first.endpoint.tag, first.endpoint.key
+        had[tag] += 1
+        price = prices[tag]
+        economy.answered(key, expected_pusd=price, billed_pusd=price)
+        economy.judged(key, accepted=rng.random() < accepts[tag])
+    return had
+
+
+def test_without_evidence_the_list_price_decides() -> None:
+    economy = EndpointEconomy()
+    tags = [item.endpoint.tag for item in economy.ordered(candidates(economy, dear=30, cheap=20))]
+    assert tags == ["cheap", "dear"]
+
+
+def test_a_cheap_endpoint_that_is_dearer_per_accepted_row_loses_its_traffic() -> None:
+    had = run(EndpointEconomy(), 2_000, accepts={"cheap": 0.5, "dear": 0.98}, cheap=2200, dear=3000)
+    assert had["cheap"] < 300
+    assert had["cheap"] >= 1_700 // PROBE_EVERY - 2  # it is still probed
+
+
+def test_a_cheap_endpoint_that_is_bad_but_still_cheaper_keeps_it() -> None:
+    had = run(EndpointEconomy(), 2_000, accepts={"cheap": 0.7, "dear": 0.98}, cheap=1000, dear=3000)
+    assert had["dear"] == 0
+
+
+def test_prompts_that_fail_everywhere_move_nobody_for_long() -> None:
+    had = run(EndpointEconomy(), 3_000, accepts={"cheap": 0.4, "dear": 0.4}, cheap=2200, dear=3000)
+    assert had["cheap"] > 2_400
+
+
+def test_an_endpoint_that_recovers_gets_its_traffic_back() -> None:
+    economy = EndpointEconomy()
+    bad = {"cheap": 0.3, "dear": 0.98}
+    assert run(economy, 1_000, accepts=bad, cheap=2200, dear=3000)["cheap"] < 300
+    run(economy, 6_000, accepts={"cheap": 1.0, "dear": 0.98}, cheap=2200, dear=3000)
+    had = run(economy, 1_000, accepts={"cheap": 1.0, "dear": 0.98}, cheap=2200, dear=3000)
+    assert had["cheap"] > 900
+
+
+def test_one_bad_row_condemns_nobody() -> None:
+    economy = EndpointEconomy()
+    economy.answered(CHEAP, expected_pusd=100, billed_pusd=100)
+    economy.judged(CHEAP, accepted=False)
+    assert economy.factor(CHEAP) < 1.15 * economy.factor(DEAR)
+
+
+def test_paid_attempts_without_an_answer_count() -> None:
+    economy = EndpointEconomy()
+    for _ in range(100):
+        for key in (CHEAP, DEAR):
+            economy.answered(key, expected_pusd=1_000, billed_pusd=1_000)
+            economy.judged(key, accepted=True)
+        economy.wasted(CHEAP, billed_pusd=1_000)
+    costs = {item.key: item for item in economy.costs()}
+    assert costs[CHEAP].spend == pytest.approx(2.0, rel=0.15)
+    assert costs[CHEAP].failures == pytest.approx(1.0, rel=0.01)
+    assert costs[DEAR].spend == pytest.approx(1.0, rel=0.15)
+
+
+def test_longer_answers_than_elsewhere_are_dearer() -> None:
+    economy = EndpointEconomy()
+    for _ in range(200):
+        economy.answered(CHEAP, expected_pusd=1_000, billed_pusd=1_800)
+        economy.answered(DEAR, expected_pusd=1_000, billed_pusd=1_000)
+    assert economy.factor(CHEAP) > 1.5 * economy.factor(DEAR)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["a", "b", "c"]),
+            st.integers(0, 10**15),
+            st.integers(0, 10**15),
+            st.booleans(),
+        ),
+        max_size=200,
+    )
+)
+def test_factors_stay_positive_and_finite_whatever_is_learnt(
+    events: list[tuple[str, int, int, bool]],
+) -> None:
+    economy = EndpointEconomy()
+    for tag, expected, billed, accepted in events:
+        key = EndpointKey("m/x", tag)
+        economy.answered(key, expected_pusd=expected, billed_pusd=billed)
+        economy.judged(key, accepted=accepted)
+        assert 0 <= economy.factor(key) < float("inf")
+        assert 0 < economy.acceptance(key) <= 1
+    for item in economy.costs():
+        assert item.factor >= 0
