@@ -37,6 +37,8 @@ SAMPLES: dict[str, Any] = {
     "maybe_billed": True,
     "status": 429,
     "retry_after_s": 1.5,
+    "refusal": "x",
+    "rows": 25,
 }
 CLASSES = [
     cls

@@ -47,6 +47,7 @@ __all__ = [
     "ProviderDown",
     "QuantrouteError",
     "RateLimited",
+    "RefusedAlike",
     "RegistryError",
     "RequestError",
     "RequestRefused",
@@ -301,3 +302,20 @@ class DatasetError(QuantrouteError):
         super().__init__(f"{where}: {problem}")
         self.facts = {"path": path, "problem": problem, "line": line}
         self.path, self.problem, self.line = path, problem, line
+
+
+class RefusedAlike(AccountError):
+    """Every row is refused with the same words: the rows are not at fault.
+
+    Attributes: `refusal` the service's words, `rows` how many had them one after the other.
+    """
+
+    def __init__(self, *, refusal: str, status: int, rows: int) -> None:
+        super().__init__(
+            problem=f"the service refused {rows} rows in a row alike "
+            f"(status {status}: {refusal}); check model, parameters and key",
+            status=status,
+        )
+        self.facts = {"refusal": refusal, "status": status, "rows": rows}
+        self.refusal = refusal
+        self.rows = rows

@@ -226,3 +226,17 @@ def test_the_model_of_another_catalogue_is_not_assumed() -> None:
     ended = quantroute("generate", "--simulate", "--scenario", "s.toml", "--cap", "1")
     assert ended.code == 5
     assert MODEL in ended.err
+
+
+def test_a_statistical_reserve_needs_a_yes_to_its_worst_case() -> None:
+    command = ("generate", "--simulate", "--cap", "0.05", "--out", "run", "--max-in-flight", "20")
+    alone = quantroute(*command, "--statistical-reserve", "0.999")
+    assert alone.code == 2
+    assert "belong together" in alone.err
+    timid = quantroute(*command, "--statistical-reserve", "0.999", "--accept-overrun-usd", "0.01")
+    assert timid.code == 2
+    assert "could be spent" in " ".join(timid.err.split())
+    assert not Path("run").exists()
+    bold = quantroute(*command, "--statistical-reserve", "0.999", "--accept-overrun-usd", "1")
+    assert bold.code == 3
+    assert "is a target, not a hard cap" in " ".join(bold.out.split())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import re
@@ -121,6 +122,57 @@ def test_on_a_terminal_progress_is_live_and_leaves_a_clean_screen(
     last_lines = shown.rsplit("\x1b[2K", 1)[1]
     assert re.search(r"6/6 rows, \$0\.\d{4} of \$1\.00", last_lines)
     assert "━" not in last_lines
+
+
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
+)
+def test_a_signal_ends_view_events_and_settling_cleanly(
+    service: ThreadedSimulator, number: signal.Signals
+) -> None:
+    """On a terminal, with charges being found out in the background whose records come late."""
+    service.change(faults={"usage_missing": 1.0}, generation_misses=2)
+    prompts = write_prompts(Path("p.jsonl"), 60)
+    ours, theirs = pty.openpty()
+    process = start(
+        "generate", prompts, "--base-url", service.base_url, "--cap", "1",
+        "--max-in-flight", "2", "--out", "run",
+        env={**os.environ, "TERM": "xterm", "COLUMNS": "60"}, stderr=theirs,
+    )  # fmt: skip
+    os.close(theirs)
+    wait_for(lambda: service.stats.requests >= 8 and service.stats.in_flight == 2)
+    process.send_signal(number)
+    shown = drained(ours)
+    ended = finished(process)
+    assert ended.code == 130
+    assert "interrupted; the same command goes on" in ended.out
+    assert "stopping: waiting for the requests in flight" in shown
+    assert shown.count("\x1b[?25l") == shown.count("\x1b[?25h") == 1  # the cursor is back
+    assert "Traceback" not in shown + ended.out
+    assert re.search(r"\d+/60 rows, \$0\.\d{4} of \$1\.00", shown.rsplit("\x1b[2K", 1)[1])
+    text = Path("run/events.jsonl").read_text()
+    assert text.endswith("\n")
+    events = [json.loads(line) for line in text.splitlines()]
+    names = [item["event"] for item in events]
+    for name in ("run begins", "charge settled", "run stops", "run ends"):
+        assert name in names, name
+    assert "settling failed" not in names
+    facts = quantroute("status", "run", "--verify", "--json").data
+    assert facts["held_entries"] == 0
+    assert facts["posted_pusd"] == service.bill.total_pusd
+
+
+def test_a_log_gets_plain_lines(service: ThreadedSimulator) -> None:
+    """Not a terminal: no picture, no escape codes, and a line at the end."""
+    process = generating(service)
+    process.send_signal(signal.SIGTERM)
+    ended = finished(process)
+    assert ended.code == 130
+    lines = [line for line in ended.err.splitlines() if "/60 rows, $" in line]
+    assert lines
+    assert "\x1b" not in ended.err
+    assert "endpoint" not in lines[-1]
+    assert lines[-1].endswith(" s")
 
 
 def drained(descriptor: int) -> str:

@@ -277,7 +277,7 @@ class TestBrokenLedger:
     async def test_two_clients_reconcile_the_same_entries_at_once(self, tmp_path: Path) -> None:
         """Whoever comes second finds them settled, and that is no error."""
         record = {"id": "gen-1-a", "total_cost": 0.0000135}
-        chat = answers(completion(usage=...))
+        chat = answers(*(completion(usage=..., id=f"gen-1-{n}") for n in range(30)))
         settings = {"ledger": tmp_path / "l.sqlite", "generation_data": record}
         async with facing(chat, **settings) as (one, server):
             for n in range(30):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +13,7 @@ from quantroute.client import (
     Answer,
     Answered,
     AnswerSink,
+    Attendance,
     ChatRequest,
     Completion,
     GaveUp,
@@ -97,6 +99,10 @@ class FakeClient:
 
     def judged(self, endpoint: EndpointKey, *, accepted: bool) -> None:
         self.told.append(accepted)
+
+    @asynccontextmanager
+    async def attended(self) -> AsyncIterator[Attendance]:
+        yield Attendance()
 
     async def quote(self, model: str, sampling: Sampling) -> Quote | None:
         return ENDPOINT.pricing.quote()

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import random
 from fractions import Fraction
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from quantroute.domain import Quote
-from quantroute.generation._limits import LengthModel, OutputLimits
+from quantroute.generation._limits import LengthModel, OutputLimits, remaining_pusd
+from quantroute.ledger import Account, BudgetLedger
 from quantroute.money import PicoUSD
 
 QUOTE = Quote(input_pusd=Fraction(450_000), output_pusd=Fraction(2_200_000), fee_pusd=PicoUSD(0))
@@ -29,18 +32,39 @@ def test_full_while_every_slot_can_afford_it() -> None:
 
 def test_the_share_of_a_slot_when_money_gets_short() -> None:
     chosen = limits().choose(quote=QUOTE, input_tokens=0, remaining_pusd=44 * DOLLAR)
-    assert chosen == 10_000  # $44 / 2,000 slots / $2.20 per million
+    # $44 / 2,000 slots / $2.20 per million, less the mean answer
+    assert chosen == 9_650  # 10,000 - 349.5
+
+
+def test_answers_that_were_cut_do_not_bring_the_limit_down() -> None:
+    """The limit cuts a twentieth, again and again: it stays where it was."""
+    rng, chosen = random.Random(1), limits(seen=0)
+    for _ in range(200):
+        chosen.lengths.add(min(round(rng.lognormvariate(6, 0.6)), 16_384))
+    first = chosen.choose(quote=QUOTE, input_tokens=0, remaining_pusd=0)
+    for _ in range(20_000):
+        limit = chosen.choose(quote=QUOTE, input_tokens=0, remaining_pusd=0)
+        chosen.lengths.add(min(round(rng.lognormvariate(6, 0.6)), limit))
+    assert limit == pytest.approx(first, rel=0.25)
+
+
+async def test_a_dataset_counts_its_share_of_the_slots() -> None:
+    async with BudgetLedger.in_memory(cap="100") as ledger:
+        await ledger.set_cap(Account("r/a"), "10")
+        whole, own = ledger.balance(), ledger.balance(Account("r/a"))
+    assert remaining_pusd(own, [whole], datasets=6) == 60 * DOLLAR
+    assert remaining_pusd(own, [whole], datasets=60) == 100 * DOLLAR
 
 
 def test_never_below_what_nearly_all_answers_need() -> None:
-    floor = limits().lengths.ordinary_tokens()
-    assert floor is not None
-    assert limits().choose(quote=QUOTE, input_tokens=0, remaining_pusd=DOLLAR) == floor
-    assert 500 < floor < 700
+    ordinary = limits().lengths.ordinary()
+    assert ordinary is not None
+    chosen = limits().choose(quote=QUOTE, input_tokens=0, remaining_pusd=DOLLAR)
+    assert chosen == ordinary.most_tokens == 603  # 1.05 times 574, the 95th of a hundred
 
 
 def test_nothing_is_guessed_before_enough_answers_were_seen() -> None:
-    few = limits(seen=99)
+    few = limits(seen=63)
     assert few.choose(quote=QUOTE, input_tokens=0, remaining_pusd=DOLLAR) == 16_384
 
 

@@ -47,7 +47,7 @@ from quantroute.generation import (
     StoredRow,
     read_prompts,
 )
-from quantroute.ledger import Account, BudgetLedger
+from quantroute.ledger import ROOT, Account, BudgetLedger
 from quantroute.money import NO_CAP
 
 LENGTH = "length"
@@ -364,6 +364,16 @@ async def test_the_cap_stops_the_run_and_raising_it_finishes_it(tmp_path: Path) 
     assert len({row.key for row in rows}) == len(rows) == 40
     assert all(row.is_whole for row in rows)
     assert balance.posted_pusd == 80 * COST_PUSD  # nothing was bought twice
+
+
+async def test_a_resumed_run_knows_the_lengths_of_its_answers() -> None:
+    """With full limits first, what a resumed run has left might not cover a single one."""
+    async with opened() as ledger:
+        await execute(ledger, make_prompts(70))
+        await ledger.set_cap(ROOT, "0.0000001")
+        client = FakeClient(ledger)
+        await Run(client, make_config(), make_prompts(71)).execute()
+    assert [request.max_output_tokens for request in client.requests] == [21]  # 1.05 x 20
 
 
 async def test_a_reached_cap_ends_the_reading_of_prompts() -> None:

@@ -74,6 +74,22 @@ def test_the_missions_plan_says_what_matters_before_a_cent_is_spent(tmp_path: Pa
     assert not (tmp_path / "runs").exists()
 
 
+def test_too_few_prompts_end_the_plan_and_the_run_with_the_same_code(tmp_path: Path) -> None:
+    write_prompts(tmp_path / "p.jsonl", [f"question {n}?" for n in range(5)])
+    path = write_spec(
+        tmp_path,
+        '[[dataset]]\nname = "d"\nprompts = "p.jsonl"\nmax_output_tokens = 500\n'
+        "expected_output_tokens = 100\ntarget_output_tokens = 100_000\n",
+        cap="5",
+    )
+    ended = plan(path)
+    assert ended.code == 4
+    assert "add prompts, or set rollouts = " in " ".join(ended.out.split())
+    data = plan(path, "--json").data
+    assert (data["fits"], data["prompts_suffice"], data["exit_code"]) == (True, False, 4)
+    assert quantroute("generate", path, "--simulate", "--json").code == 4
+
+
 def test_a_plan_that_fits_exits_with_zero_and_names_assumptions(tmp_path: Path) -> None:
     ended = plan(example(tmp_path))
     assert ended.code == 0

@@ -9,12 +9,14 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from quantroute._log import get_logger
 from quantroute._version import __version__
 from quantroute.cli import (
     _endpoints,
     _export,
     _export_drafter,
     _generate,
+    _loop,
     _plan,
     _serve,
     _simulate,
@@ -25,6 +27,8 @@ from quantroute.cli._exit import ExitCode, code_for
 from quantroute.cli._log import configure_logging
 from quantroute.cli._wording import explain
 from quantroute.errors import QuantrouteError
+
+log = get_logger("quantroute.cli")
 
 
 class _Commands(TyperGroup):
@@ -66,7 +70,7 @@ app.command("export-drafter")(_export_drafter.export_drafter)
 
 def _print_version(value: bool) -> None:
     if value:
-        typer.echo(f"quantroute {__version__}")
+        typer.echo(f"quantroute {__version__} ({_loop.loop_name()})")
         raise typer.Exit
 
 
@@ -79,10 +83,19 @@ def root(
         bool,
         typer.Option("--version", callback=_print_version, is_eager=True, help="Print and exit."),
     ] = False,
+    uvloop: Annotated[
+        bool,
+        typer.Option(
+            "--uvloop/--no-uvloop",
+            help="Run on uvloop where it is installed: less memory with thousands of connections.",
+        ),
+    ] = True,
 ) -> None:
     """Options before the command."""
     del version
     configure_logging(verbose=verbose)
+    _loop.choose(uvloop=uvloop)
+    log.info("event loop", loop=_loop.loop_name())
 
 
 def main() -> None:

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Final
-
-from rich.console import Console
-from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as Bar
+from pathlib import Path
+from typing import Any
 
 from quantroute.cli._exit import ExitCode
 from quantroute.cli._job import RECORDS_WITHIN_S, Outcome
+from quantroute.cli._log import EVENTS
 from quantroute.cli._output import print_quality, rows_lines, say, show
 from quantroute.cli._plan import opened_client, show_plan
+from quantroute.cli._progress import Reporter, prices_of
 from quantroute.cli._rundir import RunFolder
 from quantroute.cli._service import Target
 from quantroute.cli._summary import exit_code, late_line, outcome_data, print_books
@@ -23,9 +19,7 @@ from quantroute.cli._wording import as_options
 from quantroute.client import Client
 from quantroute.generation import (
     DatasetRun,
-    DatasetsProgress,
     DatasetsReport,
-    FeedProgress,
     Plan,
     RowClass,
     RunSpec,
@@ -45,9 +39,6 @@ __all__ = [
     "print_datasets",
 ]
 
-_PLAIN_LINE_S: Final = 5.0
-_REDRAW_S: Final = 0.1
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetsJob:
@@ -57,6 +48,7 @@ class DatasetsJob:
     redo: frozenset[RowClass]
     retry_refused: bool
     as_json: bool
+    log_json: Path | None = None
 
     @property
     def folder(self) -> RunFolder:
@@ -79,15 +71,17 @@ async def perform_datasets(job: DatasetsJob, target: Target) -> DatasetsOutcome:
         NoEligibleEndpoint: some dataset can be served by nobody.
     """
     target.key.read()
+    target.check_descriptors(job.spec.max_in_flight)
     async with ProviderRegistry(service=target.service, key=target.key) as registry:
         async with opened_client(job.spec, registry) as client:
             plan = await plan_run(client, job.spec)
         if not job.as_json:
             show_plan(plan)
-        async with opened_client(
-            job.spec, registry, spends=True, service=target.service, key=target.key
-        ) as client:
-            return await _run(job, plan, target, client)
+        with EVENTS.written_to(job.log_json or job.folder.events, key=target.key):
+            async with opened_client(
+                job.spec, registry, spends=True, service=target.service, key=target.key
+            ) as client:
+                return await _run(job, plan, target, client)
 
 
 async def _run(job: DatasetsJob, plan: Plan, target: Target, client: Client) -> DatasetsOutcome:
@@ -98,8 +92,9 @@ async def _run(job: DatasetsJob, plan: Plan, target: Target, client: Client) -> 
     run = await DatasetRun.prepare(
         client, job.spec, plan=plan, redo=job.redo, retry_refused=job.retry_refused
     )
-    reporter = _Reporter(client, is_silent=job.as_json)
-    with reporter.shown(plan), run.install_signal_handlers(on_stopping=reporter.note_stopping):
+    listed = (item.endpoint for item in plan.endpoints)
+    reporter = Reporter(client, prices=prices_of(listed), is_silent=job.as_json)
+    with reporter, run.install_signal_handlers(on_stopping=reporter.note_stopping):
         report = await run.execute(reporter.on_progress)
     reconciled = await client.reconcile(patience_s=RECORDS_WITHIN_S)
     balance = ledger.balance()
@@ -113,85 +108,6 @@ async def _run(job: DatasetsJob, plan: Plan, target: Target, client: Client) -> 
         billed_pusd=None if target.simulator is None else target.simulator.bill.total_pusd,
     )
     return DatasetsOutcome(report=report, books=books)
-
-
-class _Reporter:
-    """A bar per dataset on a terminal, a line now and then elsewhere; on stderr."""
-
-    def __init__(self, client: Client, *, is_silent: bool) -> None:
-        self._client = client
-        self._is_silent = is_silent
-        self._console = Console(stderr=True, markup=False, highlight=False)
-        self._is_live = self._console.is_terminal and not is_silent
-        self._shown_s = time.monotonic()
-        self._last: DatasetsProgress | None = None
-        self._bar = Bar(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=20),
-            TextColumn("{task.fields[facts]}"),
-            TimeRemainingColumn(compact=True),
-            console=self._console,
-            refresh_per_second=5,
-            transient=True,
-        )
-
-    @contextmanager
-    def shown(self, plan: Plan) -> Iterator[None]:
-        """Bars while in the block, and a last line after it."""
-        for item in plan.datasets:
-            goal = item.spec.target_output_tokens or item.spec.target_rows or item.census.rows
-            self._bar.add_task(item.name, total=goal, facts="")
-        live: AbstractContextManager[Any] = self._bar if self._is_live else nullcontext()
-        with live:
-            yield
-        if self._last is not None and not self._is_silent:
-            self._print_line(self._last)
-
-    def on_progress(self, progress: DatasetsProgress) -> None:
-        """Called after every answer; draws at most ten times a second."""
-        self._last = progress
-        now_s = time.monotonic()
-        pause_s = _REDRAW_S if self._is_live else _PLAIN_LINE_S
-        if self._is_silent or now_s - self._shown_s < pause_s:
-            return
-        self._shown_s = now_s
-        if not self._is_live:
-            self._print_line(progress)
-            return
-        for task, feed in zip(self._bar.task_ids, progress.datasets, strict=True):
-            self._bar.update(task, completed=_completed(feed), facts=_facts(feed))
-
-    def note_stopping(self) -> None:
-        """Say at once that the first Ctrl+C was heard, and what a second one does."""
-        if not self._is_silent:
-            self._console.print(
-                "stopping: waiting for the requests in flight; Ctrl+C again leaves at once",
-                soft_wrap=True,
-            )
-
-    def _print_line(self, progress: DatasetsProgress) -> None:
-        spent = format_usd(self._client.ledger.balance().posted_pusd)
-        parts = [f"{feed.dataset} {_facts(feed)}" for feed in progress.datasets]
-        if progress.run.pace is not None:
-            parts.append(str(progress.run.pace))
-        self._console.print(f"{spent} spent; {'; '.join(parts)}", soft_wrap=True)
-
-
-def _completed(feed: FeedProgress) -> int:
-    if feed.target is None:
-        return feed.ended
-    return feed.accepted_tokens if feed.target.output_tokens is not None else feed.accepted_rows
-
-
-def _facts(feed: FeedProgress) -> str:
-    goal = feed.target
-    if goal is None:
-        facts = f"{feed.ended:,} rows"
-    elif goal.output_tokens is not None:
-        facts = f"{feed.accepted_tokens:,}/{goal.output_tokens:,} tokens"
-    else:
-        facts = f"{feed.accepted_rows:,}/{goal.rows:,} rows"
-    return facts if feed.is_over and not feed.live else f"{facts}, {feed.live:,} live"
 
 
 def datasets_exit_code(report: DatasetsReport) -> ExitCode:

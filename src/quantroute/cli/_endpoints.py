@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from quantroute._http import OPENROUTER_URL
+from quantroute.cli import _loop
 from quantroute.cli import _options as options
 from quantroute.cli._exit import ExitCode
 from quantroute.cli._output import print_json, say, show
@@ -18,7 +18,7 @@ from quantroute.cli._wording import as_options
 from quantroute.domain import Pricing
 from quantroute.errors import ConfigurationError
 from quantroute.money import usd_per_million
-from quantroute.policy import BoundPolicy, ExclusionPolicy, Verdict
+from quantroute.policy import BoundPolicy, ExclusionPolicy, Verdict, implausible_prices
 from quantroute.registry import EndpointList, ProviderRegistry
 from quantroute.report import verdict_table
 
@@ -86,7 +86,7 @@ def endpoints(
                 await registry.snapshot(save_snapshot, models=[model])
             return judged
 
-    listing, bound = asyncio.run(run())
+    listing, bound = _loop.run(run())
     if as_json:
         print_json(_as_data(listing, bound))
     else:
@@ -115,11 +115,15 @@ def _print(listing: EndpointList, bound: BoundPolicy) -> None:
 
 
 def _as_data(listing: EndpointList, bound: BoundPolicy) -> dict[str, Any]:
+    odd = implausible_prices(listing.endpoints)
     return {
         "model": listing.model,
         "fetched_at_s": listing.fetched_at_s,
         "is_stale": listing.is_stale,
-        "endpoints": [_verdict_data(verdict) for verdict in bound.verdicts],
+        "endpoints": [
+            _verdict_data(verdict) | {"price_warning": odd.get(verdict.endpoint.key)}
+            for verdict in bound.verdicts
+        ],
         "problems": [str(problem) for problem in listing.problems],
     }
 

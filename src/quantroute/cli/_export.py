@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from quantroute.cli import _loop
 from quantroute.cli import _options as options
 from quantroute.cli._output import print_json, say
 from quantroute.cli._rundir import RunFolder
@@ -60,7 +60,7 @@ def export(
                 statement=await ledger.statement(),
             )
 
-    report = asyncio.run(write())
+    report = _loop.run(write())
     if as_json:
         print_json(_as_data(report))
         return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
@@ -12,6 +11,7 @@ from typing import Annotated, Final, NoReturn
 import typer
 
 from quantroute._http import OPENROUTER_URL
+from quantroute.cli import _loop
 from quantroute.cli import _options as options
 from quantroute.cli._datasets import (
     DatasetsJob,
@@ -53,6 +53,7 @@ _BESIDE_A_RUN_FILE: Final = frozenset(
         "base_url",
         "ca_file",
         "as_json",
+        "log_json",
     }
 )
 
@@ -116,6 +117,24 @@ def generate(
             "spend the last part of the cap slowly, but keep the longest answers' share exact.",
         ),
     ] = True,
+    statistical_reserve: Annotated[
+        float | None,
+        typer.Option(
+            metavar="P",
+            help="Not a hard cap: reserve what the answers in flight will cost together with "
+            "probability P (0.999), by what answers cost so far, instead of each one's worst "
+            "case. Keeps output limits whole to the end; needs --accept-overrun-usd.",
+        ),
+    ] = None,
+    accept_overrun_usd: Annotated[
+        str | None,
+        typer.Option(
+            "--accept-overrun-usd",
+            metavar="USD",
+            help="What may be spent beyond --cap with --statistical-reserve; together they are the "
+            "hard cap. At least the worst case, which is printed if it is more.",
+        ),
+    ] = None,
     max_in_flight: Annotated[
         int, typer.Option(min=1, help="Requests on the wire at once.")
     ] = DEFAULT_MAX_IN_FLIGHT,
@@ -148,6 +167,7 @@ def generate(
     base_url: options.BaseUrl = OPENROUTER_URL,
     ca_file: options.CaFile = None,
     as_json: options.Json = False,
+    log_json: options.LogJson = None,
 ) -> None:
     """Generate answers to PROMPTS from eligible endpoints, within a hard cap.
 
@@ -178,7 +198,13 @@ def generate(
         _check_run_file(ctx, files)
         spec = read_spec(files[0], base_url=base_url, simulate=simulate)
         _generate_datasets(
-            DatasetsJob(spec=spec, redo=classes, retry_refused=retry_refused, as_json=as_json),
+            DatasetsJob(
+                spec=spec,
+                redo=classes,
+                retry_refused=retry_refused,
+                as_json=as_json,
+                log_json=log_json,
+            ),
             opening,
         )
     if deadline is not None and routing is RoutingMode.DELEGATED:
@@ -198,6 +224,9 @@ def generate(
         raise ConfigurationError("--cap is needed for a new run: a hard limit in USD such as 5.00")
     if cap is not None:
         cap_pusd(cap)  # refuse an impossible one before anything is read
+    overrun = options.build_overrun(
+        cap=cap, probability=statistical_reserve, accepted=accept_overrun_usd
+    )
     config = RunConfig(
         name=folder.name,
         model=model,
@@ -223,14 +252,16 @@ def generate(
         redo=classes,
         retry_refused=retry_refused,
         elastic_limits=elastic_limits,
+        overrun=overrun,
         as_json=as_json,
+        log_json=log_json,
     )
 
     async def main() -> Outcome:
         async with opening() as target:
             return await perform(job, target)
 
-    outcome = asyncio.run(main())
+    outcome = _loop.run(main())
     if as_json:
         print_json(outcome_data(outcome))
     else:
@@ -259,7 +290,7 @@ def _generate_datasets(job: DatasetsJob, opening: Opening) -> NoReturn:
         async with opening() as target:
             return await perform_datasets(job, target)
 
-    outcome = asyncio.run(main())
+    outcome = _loop.run(main())
     if job.as_json:
         print_json(datasets_data(outcome))
     else:

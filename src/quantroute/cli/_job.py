@@ -8,8 +8,10 @@ from itertools import chain
 from pathlib import Path
 from typing import Final
 
+from quantroute.cli._log import EVENTS
+from quantroute.cli._options import Overrun
 from quantroute.cli._output import show
-from quantroute.cli._progress import Reporter
+from quantroute.cli._progress import Reporter, prices_of
 from quantroute.cli._rundir import RunFolder
 from quantroute.cli._service import Target
 from quantroute.cli._wording import as_options
@@ -22,10 +24,13 @@ from quantroute.generation import (
     Run,
     RunConfig,
     RunReport,
+    StatisticalReserve,
     builtin_prompts,
     read_prompts,
+    worst_request_pusd,
 )
 from quantroute.ledger import Balance, BudgetLedger, StatementLine
+from quantroute.money import format_usd
 from quantroute.policy import BoundPolicy, ExclusionPolicy
 from quantroute.registry import ProviderRegistry
 from quantroute.report import verdict_table
@@ -58,7 +63,14 @@ class Job:
     redo: frozenset[RowClass]
     retry_refused: bool
     elastic_limits: bool
+    overrun: Overrun | None
     as_json: bool
+    log_json: Path | None = None
+
+    @property
+    def hard_cap(self) -> str | None:
+        """The ledger's cap; None keeps the one it has."""
+        return self.cap if self.overrun is None else self.overrun.hard_cap
 
     def prompts(self) -> Iterator[Prompt]:
         """The prompts, read lazily."""
@@ -109,25 +121,39 @@ async def perform(job: Job, target: Target) -> Outcome:
         NoEligibleEndpoint: nothing is left to ask; the verdicts have been printed.
     """
     target.key.read()
+    target.check_descriptors(min(job.max_in_flight, job.total_rows))
     async with ProviderRegistry(service=target.service, key=target.key) as registry:
         bound = await _verdicts(job, target, registry)
         if not job.as_json:
             show(verdict_table(bound, title=job.config.model, wording=as_options))
         if not bound.eligible:
             raise NoEligibleEndpoint(model=job.config.model, reasons=bound.reasons())
-        async with (
-            BudgetLedger.open(job.folder.store, cap=job.cap) as ledger,
-            Client(
-                ledger=ledger,
-                policy=job.policy,
-                service=target.service,
-                key=target.key,
-                registry=registry,
-                max_in_flight=job.max_in_flight,
-                routing=job.routing,
-            ) as client,
-        ):
-            return await _run(job, target, client, bound)
+        events = job.log_json or job.folder.events
+        reserve = _statistical_reserve(job, bound)
+        with EVENTS.written_to(events, key=target.key):
+            return await _open_and_run(job, target, registry, bound, reserve)
+
+
+async def _open_and_run(
+    job: Job,
+    target: Target,
+    registry: ProviderRegistry,
+    bound: BoundPolicy,
+    reserve: StatisticalReserve | None,
+) -> Outcome:
+    async with (
+        BudgetLedger.open(job.folder.store, cap=job.hard_cap) as ledger,
+        Client(
+            ledger=ledger,
+            policy=job.policy,
+            service=target.service,
+            key=target.key,
+            registry=registry,
+            max_in_flight=job.max_in_flight,
+            routing=job.routing,
+        ) as client,
+    ):
+        return await _run(job, target, client, bound, reserve)
 
 
 async def _verdicts(job: Job, target: Target, registry: ProviderRegistry) -> BoundPolicy:
@@ -142,7 +168,38 @@ async def _verdicts(job: Job, target: Target, registry: ProviderRegistry) -> Bou
         return await client.verdicts(job.config.model, sampling=job.config.sampling)
 
 
-async def _run(job: Job, target: Target, client: Client, bound: BoundPolicy) -> Outcome:
+def _statistical_reserve(job: Job, bound: BoundPolicy) -> StatisticalReserve | None:
+    """The soft cap that was asked for; its worst case is printed, and must have been accepted.
+
+    Raises:
+        ConfigurationError: too little overrun was accepted.
+    """
+    if job.overrun is None:
+        return None
+    reserve = StatisticalReserve(
+        target_pusd=job.overrun.target_pusd,
+        worst_pusd=worst_request_pusd(bound.eligible, job.prompts(), job.config.max_output_tokens),
+        probability=job.overrun.probability,
+    )
+    accepted_pusd = job.overrun.accepted_pusd
+    reserve.check_accepted(accepted_pusd=accepted_pusd, requests=job.max_in_flight)
+    if not job.as_json:
+        worst = format_usd(reserve.worst_overrun_pusd(job.max_in_flight))
+        show(
+            f"statistical reserve: {format_usd(job.overrun.target_pusd)} is a target, not a hard "
+            f"cap. If every answer in flight hit its limit, {worst} more could be spent; the hard "
+            f"cap is {format_usd(job.overrun.target_pusd + accepted_pusd)}."
+        )
+    return reserve
+
+
+async def _run(
+    job: Job,
+    target: Target,
+    client: Client,
+    bound: BoundPolicy,
+    reserve: StatisticalReserve | None,
+) -> Outcome:
     ledger = client.ledger
     before_pusd = ledger.balance().posted_pusd
     # The embedded simulator starts with an account of its own each time.
@@ -154,13 +211,19 @@ async def _run(job: Job, target: Target, client: Client, bound: BoundPolicy) -> 
         redo=job.redo,
         retry_refused=job.retry_refused,
         elastic_limits=job.elastic_limits,
+        reserve=reserve,
         deadline=(
             None
             if job.deadline_s is None
             else Deadline(after_s=job.deadline_s, rows=job.total_rows)
         ),
     )
-    reporter = Reporter(client, total_rows=job.total_rows, is_silent=job.as_json)
+    reporter = Reporter(
+        client,
+        rows_total=job.total_rows,
+        prices=prices_of(bound.eligible),
+        is_silent=job.as_json,
+    )
     # A word at once: silence would provoke a second Ctrl+C.
     with reporter, run.install_signal_handlers(on_stopping=reporter.note_stopping):
         report = await run.execute(reporter.on_progress)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +12,7 @@ import typer
 from quantroute.domain import Quantization, Sampling
 from quantroute.errors import ConfigurationError
 from quantroute.generation import RowClass
+from quantroute.money import PicoUSD, cap_pusd, to_usd
 from quantroute.policy import EvidenceTable, ExclusionPolicy
 
 DEFAULT_MODEL = "moonshotai/kimi-k2.5"
@@ -94,6 +96,15 @@ CaFile = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+LogJson = Annotated[
+    Path | None,
+    typer.Option(
+        dir_okay=False,
+        metavar="FILE",
+        help="Append events as JSON lines to this file; events.jsonl in the run's folder if left "
+        "out.",
+    ),
+]
 
 
 def build_policy(
@@ -139,6 +150,41 @@ def build_sampling(
 ) -> Sampling:
     """Sampling parameters from options; what is not given is not sent."""
     return Sampling(temperature=temperature, top_p=top_p, seed=seed, reasoning=thinking)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overrun:
+    """A soft cap: the target, what may come on top, and how sure it shall be. Pico-dollars."""
+
+    target_pusd: PicoUSD
+    accepted_pusd: PicoUSD
+    probability: float
+
+    @property
+    def hard_cap(self) -> str:
+        """The ledger's cap, in USD: what is never exceeded."""
+        return str(to_usd(self.target_pusd + self.accepted_pusd))
+
+
+def build_overrun(
+    *, cap: str | None, probability: float | None, accepted: str | None
+) -> Overrun | None:
+    """What the options of the statistical reserve describe; None without them.
+
+    Raises:
+        ConfigurationError: one option without the other, or without a cap.
+    """
+    if probability is None and accepted is None:
+        return None
+    if probability is None or accepted is None or cap is None:
+        raise ConfigurationError(
+            "--statistical-reserve, --accept-overrun-usd and --cap belong together: "
+            "the first may spend more than the cap, up to the second"
+        )
+    target_pusd, accepted_pusd = cap_pusd(cap), cap_pusd(accepted)
+    assert isinstance(target_pusd, int)  # text is never NO_CAP
+    assert isinstance(accepted_pusd, int)
+    return Overrun(target_pusd=target_pusd, accepted_pusd=accepted_pusd, probability=probability)
 
 
 def row_class(name: str, *, option: str) -> RowClass:

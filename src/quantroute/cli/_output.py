@@ -12,7 +12,6 @@ from rich.console import Console, RenderableType
 from quantroute.client import Reconciliation
 from quantroute.generation import EndpointQuality, QualityAlarm, RowCounts
 from quantroute.ledger import StatementLine
-from quantroute.money import format_usd
 from quantroute.report import quality_table
 
 __all__ = [
@@ -89,12 +88,8 @@ def print_reconciliation(done: Reconciliation) -> None:
         f"settled {done.settled_by_record} by record, {done.settled_by_key_usage} by the key's "
         f"usage, {done.settled_at_bound} at the bound; {done.still_held} still unknown"
     )
-    if done.key_difference_pusd:
-        say(
-            "the key's usage exceeds the ledger by "
-            f"{format_usd(done.key_difference_pusd, places=6)}: other use of the same key, "
-            "or charges that are still unknown"
-        )
+    if done.key is not None:
+        say(done.key.explanation)
 
 
 def print_quality(qualities: Iterable[EndpointQuality], alarms: Iterable[QualityAlarm]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -14,6 +13,7 @@ import typer
 from rich.text import Text
 
 from quantroute._http import OPENROUTER_URL
+from quantroute.cli import _loop
 from quantroute.cli import _options as options
 from quantroute.cli._exit import ExitCode
 from quantroute.cli._output import print_json, say, show
@@ -78,8 +78,9 @@ def plan(
     """Count prompts and duplicates, judge endpoints, and share the cap, before spending.
 
     Spends nothing without --probe; rows that a probe buys belong to the run, and what earlier
-    starts have done counts. Exit code 0: it fits; 3: the cap does not reach the targets, and the
-    plan says which cap would; 5: no endpoint is eligible.
+    starts have done counts. Exit codes are those that `generate` would end with: 0: it fits; 3: the
+    cap does not reach the targets, and the plan says which cap would; 4: the prompts do not, and
+    the plan says how many rollouts would; 5: no endpoint is eligible.
 
     quantroute plan run.toml --simulate
 
@@ -112,13 +113,20 @@ def plan(
             ):
                 return await _look(client, run, probe, renew=simulate)
 
-    made, bought = asyncio.run(main())
+    made, bought = _loop.run(main())
     if as_json:
         print_json(_as_data(made, bought))
     else:
         _print(made, bought, run)
+    if (code := _exit_code(made)) is not ExitCode.DONE:
+        raise typer.Exit(code)
+
+
+def _exit_code(made: Plan) -> ExitCode:
+    """What `quantroute generate` would end with, as far as it can be foreseen."""
     if not made.fits:
-        raise typer.Exit(ExitCode.CAP_REACHED)
+        return ExitCode.CAP_REACHED
+    return ExitCode.DONE if made.is_supplied else ExitCode.INCOMPLETE
 
 
 def read_spec(path: Path, *, base_url: str, simulate: bool) -> RunSpec:
@@ -210,6 +218,8 @@ def _as_data(made: Plan, bought: RunReport | None) -> dict[str, Any]:
         "cap_pusd": made.cap_pusd,
         "spent_pusd": made.spent_pusd,
         "fits": made.fits,
+        "prompts_suffice": made.is_supplied,
+        "exit_code": int(_exit_code(made)),
         "floor_pusd": made.floor_pusd,
         "cost_low_pusd": made.cost_low_pusd,
         "cost_high_pusd": made.cost_high_pusd,

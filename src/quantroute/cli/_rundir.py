@@ -27,6 +27,11 @@ class RunFolder:
         """The file with the ledger and the rows."""
         return self.path / "run.sqlite"
 
+    @property
+    def events(self) -> Path:
+        """The file with the run's events."""
+        return self.path / "events.jsonl"
+
     def existing_store(self) -> Path:
         """The file, which must exist.
 

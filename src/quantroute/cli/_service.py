@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 from quantroute._http import OPENROUTER_URL, Service
+from quantroute.client import ensure_descriptors
 from quantroute.secrets import EnvKey
 
 if TYPE_CHECKING:
@@ -28,6 +29,14 @@ class Target:
     service: Service
     key: EnvKey
     simulator: Simulator | None = None
+
+    def check_descriptors(self, requests: int) -> None:
+        """Refuse at once what would run out of sockets; an embedded simulator has the other ends.
+
+        Raises:
+            ConfigurationError: the system gives this process too few.
+        """
+        ensure_descriptors(requests, sockets_each=1 if self.simulator is None else 2)
 
 
 @contextlib.asynccontextmanager

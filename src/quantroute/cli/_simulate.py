@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from quantroute.cli import _loop
 from quantroute.cli._service import read_scenario
 from quantroute.errors import ConfigurationError
 
@@ -45,4 +45,4 @@ def simulate(
         typer.echo(f"bill:  {base_url.removesuffix('/api/v1')}/__sim/bill", err=True)
 
     with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(serve(chosen, seed=seed, port=port, on_ready=ready))
+        _loop.run(serve(chosen, seed=seed, port=port, on_ready=ready))

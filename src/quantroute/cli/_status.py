@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from quantroute._http import OPENROUTER_URL, Service
+from quantroute.cli import _loop
 from quantroute.cli import _options as options
 from quantroute.cli._exit import ExitCode
+from quantroute.cli._log import EVENTS
 from quantroute.cli._output import (
     counts_data,
     print_json,
@@ -68,7 +69,7 @@ def status(
                 await read_qualities(ledger, run=stored.name, run_id=stored.run_id),
             )
 
-    balance, statement, counts, qualities = asyncio.run(look())
+    balance, statement, counts, qualities = _loop.run(look())
     alarms = quality_alarms(qualities)
     if as_json:
         print_json(_as_data(balance, statement, counts) | quality_data(qualities, alarms))
@@ -137,10 +138,11 @@ def reconcile(
             BudgetLedger.open(folder.existing_store()) as ledger,
             Client(ledger=ledger, service=Service(base_url=base_url, ca_file=ca_file)) as client,
         ):
-            done = await client.reconcile(quiet_s=quiet_s, charge_bound=charge_bound)
-            return done, ledger.balance()
+            with EVENTS.written_to(folder.events, key=client.key):
+                done = await client.reconcile(quiet_s=quiet_s, charge_bound=charge_bound)
+                return done, ledger.balance()
 
-    done, balance = asyncio.run(settle())
+    done, balance = _loop.run(settle())
     print_reconciliation(done)
     say(balance_line(balance))
     if done.still_held:

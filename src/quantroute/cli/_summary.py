@@ -16,6 +16,7 @@ from quantroute.cli._output import (
     statement_data,
 )
 from quantroute.cli._wording import as_options
+from quantroute.client import KeyComparison
 from quantroute.generation import RowClass, RunReport, StopReason
 from quantroute.money import format_usd
 from quantroute.report import balance_line, ledger_table
@@ -45,8 +46,7 @@ def print_outcome(job: Job, outcome: Outcome) -> None:
     if outcome.statement:
         show(ledger_table(outcome.statement, title="ledger"))
     say(balance_line(outcome.balance))
-    if outcome.billed_pusd or outcome.spent_now_pusd:
-        print_books(outcome)
+    print_books(outcome)
     if outcome.reconciled.still_held:
         say(
             f"{outcome.reconciled.still_held:,} charges are not known yet and stay reserved; "
@@ -61,10 +61,18 @@ def print_outcome(job: Job, outcome: Outcome) -> None:
 
 
 def print_books(outcome: Outcome) -> None:
-    """Compare the ledger with the embedded simulator's own bill, if there is one."""
+    """Compare the ledger with the key's usage, and with the embedded simulator's own bill."""
+    key = outcome.reconciled.key
+    if key is not None and (outcome.billed_pusd is None or not key.agrees):
+        say(key.explanation)
+    settled = outcome.report.attendance.settled_entries
+    if settled:
+        say(f"{settled:,} charges of unknown outcome were found out during the run")
     if outcome.billed_pusd is None:
         return
     billed, posted = outcome.billed_pusd, outcome.spent_now_pusd
+    if not billed and not posted:
+        return
     if billed == posted:
         say(f"the simulator's own bill agrees to the last digit: {format_usd(billed, places=12)}")
     else:
@@ -121,6 +129,19 @@ def _closing_line(job: Job, report: RunReport) -> str:
     return f"done; next: quantroute export {job.folder.path} rows.jsonl"
 
 
+def _comparison_data(found: KeyComparison | None) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    return {
+        "usage_pusd": found.usage_pusd,
+        "posted_pusd": found.posted_pusd,
+        "held_pusd": found.held_pusd,
+        "difference_pusd": found.difference_pusd,
+        "is_explained": found.is_explained,
+        "explanation": found.explanation,
+    }
+
+
 def outcome_data(outcome: Outcome) -> dict[str, Any]:
     """The same as JSON values."""
     report = outcome.report
@@ -138,6 +159,11 @@ def outcome_data(outcome: Outcome) -> dict[str, Any]:
         "deadline_s": report.deadline_s,
         "spent_pusd": report.spent_pusd,
         "held_charges": outcome.reconciled.still_held,
+        "settled_during_run": report.attendance.settled_entries,
+        "key_usage": {
+            "at_start": _comparison_data(report.attendance.at_start),
+            "at_end": _comparison_data(outcome.reconciled.key or report.attendance.at_end),
+        },
         "simulator_bill_pusd": outcome.billed_pusd,
         "spent_by_this_start_pusd": outcome.spent_now_pusd,
         "eligible": [str(endpoint.key) for endpoint in outcome.bound.eligible],

@@ -1,8 +1,10 @@
 """One request end to end: reserve, send, classify, retry, settle."""
 
+from quantroute.client._accounts import KeyComparison, KeyUsage
 from quantroute.client._body import input_bound_tokens
 from quantroute.client._client import DEFAULT_MAX_IN_FLIGHT, Client
 from quantroute.client._delegated import DELEGATED
+from quantroute.client._descriptors import ensure_descriptors
 from quantroute.client._local import LocalEndpoint
 from quantroute.client._outcome import (
     Answer,
@@ -14,8 +16,9 @@ from quantroute.client._outcome import (
     Provenance,
     RowRefused,
 )
-from quantroute.client._reconcile import KeyUsage, Reconciliation
+from quantroute.client._reconcile import Reconciliation
 from quantroute.client._retry import RetryPolicy
+from quantroute.client._settling import Attendance, SettlingSettings
 from quantroute.client._transport import Timeouts
 
 __all__ = [
@@ -24,16 +27,20 @@ __all__ = [
     "Answer",
     "AnswerSink",
     "Answered",
+    "Attendance",
     "ChatRequest",
     "Client",
     "Completion",
     "GaveUp",
+    "KeyComparison",
     "KeyUsage",
     "LocalEndpoint",
     "Provenance",
     "Reconciliation",
     "RetryPolicy",
     "RowRefused",
+    "SettlingSettings",
     "Timeouts",
+    "ensure_descriptors",
     "input_bound_tokens",
 ]

@@ -7,14 +7,16 @@ import dataclasses
 import enum
 import random
 import warnings
-from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
 from quantroute._http import Service, SessionPool
+from quantroute.client._accounts import KeyComparison, KeyUsage
 from quantroute.client._catalogue import Catalogue
+from quantroute.client._descriptors import ensure_descriptors
 from quantroute.client._dispatch import Dispatcher
 from quantroute.client._engine import Engine
 from quantroute.client._local import LocalEndpoint, LocalRoute
@@ -27,9 +29,10 @@ from quantroute.client._outcome import (
     GaveUp,
     RowRefused,
 )
-from quantroute.client._reconcile import KeyUsage, Reconciler, Reconciliation
+from quantroute.client._reconcile import Reconciler, Reconciliation
 from quantroute.client._retry import RetryPolicy
 from quantroute.client._row import RowRun
+from quantroute.client._settling import Attendance, Settler, SettlingSettings
 from quantroute.client._transport import Timeouts, Transport
 from quantroute.clock import Clock, SystemClock
 from quantroute.domain import EndpointKey, Message, Quote, Sampling
@@ -90,7 +93,7 @@ class Client:
         local: servers of your own that take part as further endpoints; see `LocalEndpoint`.
         routing: "pinned" (we choose the endpoint of each request) or "delegated" (the service
             balances among all that the policy allows); see docs/design/0008-routing.md.
-        timeouts, retry, limits, breakers: see their classes.
+        timeouts, retry, limits, breakers, settling: see their classes.
         clock, rng: seams for tests.
     """
 
@@ -112,6 +115,7 @@ class Client:
         retry: RetryPolicy | None = None,
         limits: LimitSettings | None = None,
         breakers: BreakerSettings | None = None,
+        settling: SettlingSettings | None = None,
         clock: Clock | None = None,
         rng: random.Random | None = None,
     ) -> None:
@@ -136,6 +140,7 @@ class Client:
         self._retry = retry or RetryPolicy()
         self._limits = limits or LimitSettings()
         self._breakers = breakers or BreakerSettings()
+        self._settling = settling or SettlingSettings()
         self._clock: Clock = clock or SystemClock()
         self._rng = rng or random.Random()
         self._state = _State.UNOPENED
@@ -411,11 +416,51 @@ class Client:
         """State of each endpoint that had requests: limit, breaker, counts."""
         return self._opened().dispatcher.router.reports(self._clock.now_s())
 
+    def error_counts(self) -> dict[str, int]:
+        """Attempts that failed since the client was opened, by kind, most frequent first."""
+        return dict(self._opened().errors.most_common())
+
     async def key_usage(self) -> KeyUsage | None:
         """What the service says the key has spent and may spend; None if it does not say."""
         self._opened()
         assert self._reconciler is not None
         return await self._reconciler.key_usage()
+
+    async def compare_key_usage(self) -> KeyComparison | None:
+        """The key's usage against the ledger, with an explanation; None if the service is silent.
+
+        Both count from the ledger's first request by this key.
+        """
+        self._opened()
+        assert self._reconciler is not None
+        return await self._reconciler.compare(moment="now")
+
+    @asynccontextmanager
+    async def attended(self) -> AsyncIterator[Attendance]:
+        """Watch over the money of a run: settle held charges meanwhile, compare before and after.
+
+        While in the block, charges of unknown outcome are settled by their generation records in
+        the background, and requests wait for money that those may free. See `SettlingSettings`.
+
+        Raises:
+            ConfigurationError: the system gives this process too few sockets for `max_in_flight`.
+        """
+        engine = self._opened()
+        ensure_descriptors(self.max_in_flight)
+        assert self._reconciler is not None
+        attendance = Attendance(at_start=await self._reconciler.compare(moment="start"))
+        if attendance.at_start is not None:
+            engine.has_baseline = True
+        settler = Settler(
+            ledger=engine.ledger,
+            look=self._reconciler.look,
+            clock=self._clock,
+            settings=self._settling,
+            attendance=attendance,
+        )
+        async with settler.running():
+            yield attendance
+        attendance.at_end = await self._reconciler.compare(moment="end")
 
     async def note_baseline(self, *, renew: bool = False) -> None:
         """Record the key's usage before the ledger's first request, for later reconciliation.

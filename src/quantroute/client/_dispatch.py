@@ -55,6 +55,15 @@ class Dispatcher:
                 self.release(turn.result(), Feedback.NEUTRAL)
             raise
 
+    def acquire_now(self, candidates: Sequence[Candidate]) -> Lease | None:
+        """A lease for whoever cannot wait for one, past those who do; None without room."""
+        return self.router.acquire(candidates, self._clock.now_s())
+
+    def cheapest_with_room(self, candidates: Sequence[Candidate]) -> Candidate:
+        """The smallest reservation among candidates that have room now, or among all."""
+        ready = self.router.with_room(candidates, self._clock.now_s())
+        return min(ready or candidates, key=lambda item: item.worst_pusd)
+
     def release(
         self,
         lease: Lease,

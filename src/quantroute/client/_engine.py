@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import copy
 import random
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
+from quantroute._log import get_logger
 from quantroute.client._catalogue import Catalogue
 from quantroute.client._dispatch import Dispatcher
 from quantroute.client._local import LocalRoute
@@ -17,11 +19,13 @@ from quantroute.client._retry import RetryPolicy
 from quantroute.client._transport import Transport
 from quantroute.clock import Clock
 from quantroute.domain import EndpointKey
-from quantroute.errors import AccountError, QuantrouteError
+from quantroute.errors import QuantrouteError, RefusedAlike
 from quantroute.ledger import BudgetLedger
 from quantroute.secrets import EnvKey
 
 __all__ = ["Engine"]
+
+log = get_logger("quantroute.client")
 
 T = TypeVar("T")
 
@@ -45,6 +49,10 @@ class Engine:
     stop: asyncio.Event = field(default_factory=asyncio.Event)
     stopped_by: QuantrouteError | None = None
     live_rows: int = 0
+    errors: Counter[str] = field(default_factory=Counter)
+    """Attempts that failed, by kind."""
+    paused: set[EndpointKey] = field(default_factory=set)
+    """Endpoints whose breaker opened and that have not answered since."""
     has_baseline: bool = False
     locals: Mapping[EndpointKey, LocalRoute] = field(default_factory=dict)
     note_baseline: Callable[[], Awaitable[None]]
@@ -109,7 +117,7 @@ class Engine:
         """Notice when every row is refused alike.
 
         Raises:
-            AccountError: it happened often enough to stop the run.
+            RefusedAlike: it happened often enough to stop the run.
         """
         refusal = (refused.status, refused.problem)
         self._refusals_in_a_row = (
@@ -117,11 +125,15 @@ class Engine:
         )
         self._last_refusal = refusal
         if self._refusals_in_a_row >= _SAME_REFUSALS:
-            raise AccountError(
-                problem=f"the service refused {self._refusals_in_a_row} rows in a row alike "
-                f"(status {refused.status}: {refused.problem}); check model, parameters and key",
-                status=refused.status,
+            raise RefusedAlike(
+                refusal=refused.problem, status=refused.status, rows=self._refusals_in_a_row
             )
+
+    def note_success(self, endpoint: EndpointKey) -> None:
+        """An endpoint answered while some were paused; it may be one of them."""
+        if endpoint in self.paused:
+            self.paused.discard(endpoint)
+            log.info("endpoint answers again", endpoint=str(endpoint))
 
     def count_answer(self) -> None:
         """An answer came: refusals are the rows' own."""

@@ -19,27 +19,27 @@ killed run, an answer without usage. Two sources settle it later, in this order.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Final
 from urllib.parse import quote
 
 from quantroute._log import get_logger
+from quantroute.client._accounts import KeyComparison, KeyUsage
 from quantroute.client._local import LOCAL_PREFIX, LocalEndpoint
 from quantroute.client._reply import loads
 from quantroute.client._transport import Transport
 from quantroute.client._wire import WireGeneration, WireKey
 from quantroute.clock import Clock
 from quantroute.domain import TokenUsage
-from quantroute.errors import EntryStateError, TransportError
+from quantroute.errors import AccountError, EntryStateError, TransportError
 from quantroute.ledger import Basis, BudgetLedger, Charge, OpenEntry
 from quantroute.money import parse_reported_usd, to_pusd
 from quantroute.secrets import EnvKey
 
-__all__ = ["KeyUsage", "Reconciliation", "Reconciler"]
+__all__ = ["Reconciliation", "Reconciler"]
 
 log = get_logger("quantroute.client")
 
@@ -48,19 +48,8 @@ _RECORD_PATIENCE_S: Final = 45.0
 _FIRST_PAUSE_S: Final = 0.25
 _LONGEST_PAUSE_S: Final = 8.0
 _LOOKUPS_AT_ONCE: Final = 16
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeyUsage:
-    """What `/key` says, in USD; `limit_usd` is None when the key has no limit of its own.
-
-    `usage_usd` is all that was spent through the key: credits, and the providers' own bills where
-    the user brought a provider key (`byok_usage`), as ledger charges count them too.
-    """
-
-    usage_usd: Decimal
-    limit_usd: Decimal | None
-    remaining_usd: Decimal | None
+#: A run begins and ends with a look at the key; a service that hangs must not hold it up.
+_COMPARE_WITHIN_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +58,8 @@ class Reconciliation:
 
     `key_difference_pusd` is the key's usage since the baseline minus what the ledger has posted:
     zero when both agree, positive for other use of the key or entries still held, None if the
-    service did not say or the ledger has no baseline for this key.
+    service did not say or the ledger has no baseline for this key. `key` says the same at length,
+    as things stand after the pass.
     """
 
     settled_by_record: int = 0
@@ -77,6 +67,7 @@ class Reconciliation:
     settled_at_bound: int = 0
     still_held: int = 0
     key_difference_pusd: int | None = None
+    key: KeyComparison | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -87,6 +78,7 @@ class Reconciler:
     transport: Transport
     key: EnvKey
     clock: Clock
+    _usage: KeyUsage | None = field(default=None, init=False)  # as the last pass saw it
 
     async def note_baseline(self, *, renew: bool = False) -> None:
         """Remember the key's usage before its first request under this ledger, once per key.
@@ -98,6 +90,11 @@ class Reconciler:
             return
         usage = await self.key_usage()
         if usage is not None:
+            await self._note_usage(usage, renew=True)
+
+    async def _note_usage(self, usage: KeyUsage, *, renew: bool = False) -> None:
+        name = self._baseline_name()
+        if renew or name not in self.ledger.notes:
             await self.ledger.note(
                 name, str(to_pusd(usage.usage_usd) - await self._posted_through_key_pusd())
             )
@@ -140,47 +137,91 @@ class Reconciler:
             settled_at_bound=at_bound,
             still_held=len(await self.ledger.unresolved()),
             key_difference_pusd=difference,
+            key=None if self._usage is None else await self._comparison(self._usage),
+        )
+
+    async def compare(self, *, moment: str) -> KeyComparison | None:
+        """The key's usage against the ledger, told as an event; None if the service does not say.
+
+        Notes the baseline if this key has none, so that the first comparison of a ledger agrees.
+        """
+        try:
+            async with asyncio.timeout(_COMPARE_WITHIN_S):
+                usage = await self.key_usage()
+        except (TimeoutError, AccountError) as error:
+            log.warning("key usage not available", problem=str(error) or "no answer in time")
+            usage = None
+        if usage is None:
+            return None
+        await self._note_usage(usage)
+        found = await self._comparison(usage)
+        if found is not None:
+            facts = {
+                "moment": moment,
+                "usage_pusd": found.usage_pusd,
+                "posted_pusd": found.posted_pusd,
+                "held_pusd": found.held_pusd,
+                "difference_pusd": found.difference_pusd,
+                "explanation": found.explanation,
+            }
+            if found.is_explained:
+                log.info("key usage compared", **facts)
+            else:
+                log.warning("key usage unexplained", **facts)
+        return found
+
+    async def _comparison(self, usage: KeyUsage) -> KeyComparison | None:
+        baseline = self.ledger.notes.get(self._baseline_name())
+        if baseline is None:
+            return None
+        balance = self.ledger.balance()
+        usage_pusd = to_pusd(usage.usage_usd) - int(baseline)
+        estimated_pusd = 0
+        if usage_pusd < balance.posted_pusd:
+            estimated_pusd = sum(line.estimated_pusd for line in await self.ledger.statement())
+        return KeyComparison(
+            usage_pusd=usage_pusd,
+            posted_pusd=balance.posted_pusd,
+            held_pusd=balance.held_pusd,
+            held_entries=balance.held_entries,
+            in_flight_pusd=balance.pending_pusd - balance.held_pusd,
+            estimated_pusd=estimated_pusd,
         )
 
     async def _settle_by_record(self, patience_s: float) -> int:
-        entries = [entry for entry in await self.ledger.unresolved() if entry.generation_id]
+        entries = await self._with_record(await self.ledger.unresolved())
         deadline_s = self.clock.now_s() + patience_s
         pause_s, settled = _FIRST_PAUSE_S, 0
         while entries:
-            remaining = await self._settle_recorded(entries, deadline_s)
-            settled += len(entries) - len(remaining)
-            entries = remaining
+            settled += await self._settle_recorded(entries, deadline_s)
+            entries = await self._with_record(await self.ledger.unresolved())
             if not entries or self.clock.now_s() + pause_s > deadline_s:
                 break
             await self.clock.sleep(pause_s)
             pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
         return settled
 
-    async def _settle_recorded(
-        self, entries: Sequence[OpenEntry], deadline_s: float
-    ) -> list[OpenEntry]:
-        """Those among `entries` that have no record yet; one look at each, a few at a time.
+    async def _settle_recorded(self, entries: Sequence[OpenEntry], deadline_s: float) -> int:
+        """How many of `entries` were settled now; one look at each, a few at a time.
 
         Once the service has failed to answer and the deadline is over, the rest is not asked for:
         one that hangs must not hold up thousands of entries for half a minute each.
         """
-        waiting, remaining = iter(entries), list[OpenEntry]()
+        waiting, settled = iter(entries), 0
         is_silent = False
 
         async def worker() -> None:
-            nonlocal is_silent
+            nonlocal is_silent, settled
             for entry in waiting:
                 charge = None
                 if not (is_silent and self.clock.now_s() > deadline_s):
                     try:
-                        charge = await self._recorded_charge(entry)
+                        _, charge = await self._recorded_charge(entry)
                     except TransportError as error:
                         is_silent = True
                         log.warning("generation record not available", problem=error.problem)
-                if charge is None:
-                    remaining.append(entry)
-                else:
-                    await self._post(entry, charge)
+                if charge is not None and await self._post(entry, charge):
+                    settled += 1
 
         try:
             async with asyncio.TaskGroup() as group:
@@ -188,15 +229,49 @@ class Reconciler:
                     group.create_task(worker())
         except BaseExceptionGroup as failures:
             raise failures.exceptions[0] from None
-        return remaining
+        return settled
 
-    async def _post(self, entry: OpenEntry, charge: Charge) -> None:
-        # Another process on the same ledger may reconcile as well, and have been first.
-        with contextlib.suppress(EntryStateError):
+    async def look(self, entry: OpenEntry) -> tuple[int, int | None]:
+        """Look an entry's record up and post it: the status, and the amount (None: not yet)."""
+        status, charge = await self._recorded_charge(entry)
+        if charge is None or not await self._post(entry, charge):
+            return status, None
+        return status, charge.amount_pusd
+
+    async def _with_record(self, entries: Sequence[OpenEntry]) -> list[OpenEntry]:
+        """Those whose record can still come: with an id that no other entry was charged for."""
+        ids = [entry.generation_id for entry in entries if entry.generation_id]
+        recorded = await self.ledger.recorded(ids) if ids else frozenset()
+        return [
+            entry
+            for entry in entries
+            if entry.generation_id and entry.generation_id not in recorded
+        ]
+
+    async def _post(self, entry: OpenEntry, charge: Charge) -> bool:
+        """Whether it was posted now."""
+        try:
             await self.ledger.post(entry.entry_id, charge)
+        except EntryStateError:
+            # Somebody else settles this ledger as well and was first, or the record is posted for
+            # another entry; then only the key's usage can tell what this one cost.
+            return False
+        except ValueError as error:
+            log.warning("charge not credible", entry=entry.entry_id, problem=str(error))
+            return False
+        log.info(
+            "charge settled",
+            entry=entry.entry_id,
+            endpoint=entry.endpoint,
+            basis=charge.basis.value,
+            amount_pusd=charge.amount_pusd,
+            reserved_pusd=entry.reserved_pusd,
+            after_s=round(self.clock.time_s() - entry.reserved_at_s, 3),
+        )
+        return True
 
-    async def _recorded_charge(self, entry: OpenEntry) -> Charge | None:
-        """The billed charge of one generation; None while there is no record.
+    async def _recorded_charge(self, entry: OpenEntry) -> tuple[int, Charge | None]:
+        """The status, and the billed charge of one generation; None while there is no record.
 
         Raises:
             TransportError: the service did not answer.
@@ -206,16 +281,16 @@ class Reconciler:
             headers=self.key.headers(),
         )
         if status != 200:
-            return None
+            return status, None
         wire = WireGeneration.model_validate(_data(body))
         cost_usd = parse_reported_usd(wire.total_cost)
         if cost_usd is None:
-            return None
+            return status, None
         if wire.is_byok:
             cost_usd += parse_reported_usd(wire.upstream_inference_cost) or Decimal(0)
         if parse_reported_usd(cost_usd) is None:
-            return None  # the sum is beyond what a journal can hold
-        return Charge(
+            return status, None  # the sum is beyond what a journal can hold
+        return status, Charge(
             amount_pusd=to_pusd(cost_usd),
             basis=Basis.RECORD,
             usage=_recorded_usage(wire),
@@ -229,7 +304,7 @@ class Reconciler:
             return 0, None
         oldest_first = sorted(entries, key=lambda entry: entry.reserved_at_s)
         now_s = self.clock.time_s()
-        has_lookups = any(entry.generation_id for entry in entries)
+        has_lookups = bool(await self._with_record(entries))
         is_young = any(now_s - entry.reserved_at_s < quiet_s for entry in entries)
         if not entries or has_lookups or is_young or remainder < 0:
             return 0, remainder
@@ -250,6 +325,7 @@ class Reconciler:
         """The key's usage since the baseline that no posted entry explains."""
         baseline = self.ledger.notes.get(self._baseline_name())
         usage = await self.key_usage()
+        self._usage = usage
         if baseline is None or usage is None:
             return None
         posted_pusd = await self._posted_through_key_pusd()

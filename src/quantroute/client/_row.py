@@ -160,28 +160,32 @@ class RowRun:
         return outcome
 
     async def _admit(self, candidates: Sequence[Candidate]) -> tuple[Lease, EntryId]:
-        """A slot and the money for it; waits for either, never holding the one for the other."""
-        engine = self.engine
-        lease = await self._lease(candidates)
-        try:
-            return lease, await self._reserve(lease.candidate, wait=False)
-        except BudgetExceeded as shortage:
-            engine.dispatcher.release(lease, Feedback.NEUTRAL)
-            candidate = min(candidates, key=lambda item: item.worst_pusd)
-            if not shortage.can_ever_fit and candidate is lease.candidate:
-                raise
-        except BaseException:
-            engine.dispatcher.release(lease, Feedback.NEUTRAL)
-            raise
+        """A slot and the money for it; waits for either, never holding the one for the other.
 
-        entry_id = await engine.unless_stopped(
-            self._reserve(candidate, wait=True), undo=self._give_back
-        )
-        try:
-            return await self._lease([candidate]), entry_id
-        except BaseException:
+        Money that was waited for buys a slot that is free at that moment, or it is given back and
+        the row stands in line for a slot. Waiting with it for one endpoint would keep it from
+        others, and rows with other endpoints behind it in the line.
+        """
+        engine = self.engine
+        while True:
+            lease = await self._lease(candidates)
+            try:
+                return lease, await self._reserve(lease.candidate, wait=False)
+            except BudgetExceeded as shortage:
+                engine.dispatcher.release(lease, Feedback.NEUTRAL)
+                candidate = engine.dispatcher.cheapest_with_room(candidates)
+                if not shortage.can_ever_fit and candidate is lease.candidate:
+                    raise
+            except BaseException:
+                engine.dispatcher.release(lease, Feedback.NEUTRAL)
+                raise
+            entry_id = await engine.unless_stopped(
+                self._reserve(candidate, wait=True), undo=self._give_back
+            )
+            taken = engine.dispatcher.acquire_now([candidate])
+            if taken is not None:
+                return taken, entry_id
             await self._give_back(entry_id)
-            raise
 
     async def _never_sent(self, lease: Lease, entry_id: EntryId) -> None:
         self.engine.dispatcher.release(lease, Feedback.NEUTRAL)
@@ -276,9 +280,12 @@ class RowRun:
             lease, feedback, retry_after_s=outcome.retry_after_s, problem=problem
         )
         if opened:
+            self.engine.paused.add(lease.candidate.endpoint.key)
             log.warning(
                 "endpoint paused", endpoint=str(lease.candidate.endpoint.key), problem=problem
             )
+        elif self.engine.paused and feedback is Feedback.SUCCESS:
+            self.engine.note_success(lease.candidate.endpoint.key)
 
     # -- settling ---------------------------------------------------------------------------------
 
@@ -449,6 +456,7 @@ class RowRun:
     async def _after(self, outcome: Classified) -> Completion | None:
         """None to try again (after waiting), or what the row ends with."""
         engine = self.engine
+        engine.errors[outcome.kind.value] += 1
         log.info(
             "attempt failed",
             request_id=self.request.request_id,
@@ -486,8 +494,15 @@ class RowRun:
             if step.after_s > 0:
                 await engine.unless_stopped(engine.clock.sleep(step.after_s))
             return None
+        problem = f"{step.reason}; last: {outcome.kind.value}, {outcome.problem}"
+        log.info(
+            "row given up",
+            request_id=self.request.request_id,
+            attempts=self._attempts,
+            problem=problem,
+        )
         return GaveUp(
-            problem=f"{step.reason}; last: {outcome.kind.value}, {outcome.problem}",
+            problem=problem,
             attempts=self._attempts,
             detail={"kind": outcome.kind.value, "status": outcome.status},
         )
@@ -499,6 +514,13 @@ class RowRun:
         except AccountError as error:
             self.engine.stop_admitting(error)
             raise
+        log.info(
+            "row refused",
+            request_id=self.request.request_id,
+            attempts=self._attempts,
+            status=status,
+            problem=problem,
+        )
         return refused
 
     def _stopper(self, outcome: Classified) -> AccountError | None:

@@ -35,6 +35,7 @@ from quantroute.generation._report import Progress, RunReport, StopReason, trunc
 from quantroute.generation._rows import RowCounts, RowStore, StoredRun
 from quantroute.generation._run import DEFAULT_DRAIN_S, Run
 from quantroute.generation._spec import DatasetSpec, RunSpec, load_run_spec, policy_class
+from quantroute.generation._statistical import StatisticalReserve, worst_request_pusd
 
 __all__ = [
     "DEFAULT_DRAIN_S",
@@ -76,6 +77,7 @@ __all__ = [
     "RunReport",
     "RunSpec",
     "Standing",
+    "StatisticalReserve",
     "StopReason",
     "StoredRow",
     "StoredRun",
@@ -101,4 +103,5 @@ __all__ = [
     "run_datasets",
     "take_census",
     "truncation_rates",
+    "worst_request_pusd",
 ]

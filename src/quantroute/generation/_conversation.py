@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Set
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Protocol
@@ -12,6 +13,7 @@ from quantroute.client import (
     Answer,
     Answered,
     AnswerSink,
+    Attendance,
     ChatRequest,
     Completion,
     GaveUp,
@@ -26,6 +28,7 @@ from quantroute.generation._limits import OutputLimits, remaining_pusd
 from quantroute.generation._quality import RowClass, classify
 from quantroute.generation._records import RowState, StoredRow, TurnRecord, turn_record
 from quantroute.generation._rows import RowId, RowStore
+from quantroute.generation._statistical import StatisticalReserve
 from quantroute.ledger import Account, BudgetLedger, EntryId, lineage
 from quantroute.routing import Mix
 from quantroute.storage import Work
@@ -56,6 +59,9 @@ class ChatClient(Protocol):
     def admit_again(self) -> None:
         """Take back `stop_admitting`."""
 
+    def attended(self) -> AbstractAsyncContextManager[Attendance]:
+        """Watches over the money of a run while in the block."""
+
     async def quote(self, model: str, sampling: Sampling) -> Quote | None:
         """Price ceilings of the cheapest endpoint that may serve such requests."""
 
@@ -83,6 +89,7 @@ class Conversation:
         on_answer: told of each answer that came in.
         on_verdict: told of each that is final, not cut by a limit of ours.
         limits: the dataset's output limits, which may be below the run's while money is short.
+        reserve: the soft cap above which nothing is asked, if the run has one.
     """
 
     client: ChatClient
@@ -94,6 +101,7 @@ class Conversation:
     on_answer: Callable[[TurnRecord], None]
     on_verdict: Callable[[TurnRecord], None]
     limits: OutputLimits
+    reserve: StatisticalReserve | None = None
     done: StoredRow | None = None
     redo: Set[RowClass] = frozenset()
     _chain: list[TurnRecord] = field(default_factory=list, init=False)
@@ -157,7 +165,13 @@ class Conversation:
         def sink(answer: Answer, entry_id: EntryId) -> Work[None]:
             return self._keep(answer, entry_id, turn, messages, limit_tokens)
 
-        return await self.client.complete(request, sink=sink)
+        if self.reserve is None:
+            return await self.client.complete(request, sink=sink)
+        async with self.reserve.place(self.client.ledger) as place:
+            completion = await self.client.complete(request, sink=sink)
+            if isinstance(completion, Answered):
+                place.cost_pusd = completion.answer.cost_pusd
+            return completion
 
     async def _limit(self, messages: tuple[Message, ...]) -> int:
         """The output limit to ask with: after a cut, a larger one than that."""
@@ -165,12 +179,13 @@ class Conversation:
             return self.limits.after_cut(self._cut_at_tokens) or self.limits.full_tokens
         if not self.limits.is_elastic:
             return self.limits.full_tokens
-        account = account_of(self.config, self.row.prompt.dataset)
-        ledger = self.client.ledger
+        *above, own = map(
+            self.client.ledger.balance, lineage(account_of(self.config, self.row.prompt.dataset))
+        )
         return self.limits.choose(
             quote=await self.client.quote(self.config.model, self.config.sampling),
             input_tokens=input_bound_tokens(messages),
-            remaining_pusd=remaining_pusd(ledger.balance(path) for path in lineage(account)),
+            remaining_pusd=remaining_pusd(own, above, datasets=self.limits.datasets()),
         )
 
     def _messages(self, turn: int) -> tuple[Message, ...]:
@@ -233,11 +248,10 @@ class Conversation:
         return self.rows.turn_work(self.run_id, self.row, record, state=state, row_class=row_class)
 
     def _is_cut_short(self, record: TurnRecord, limit_tokens: int) -> bool:
-        """Whether a limit of ours, not the user's, cut the answer; learns the lengths of others."""
-        if record.row_class is not RowClass.TRUNCATED:
-            self.limits.lengths.add(record.output_tokens or 0)
-            return False
-        return self.limits.after_cut(limit_tokens) is not None
+        """Whether a limit of ours, not the user's, cut the answer; learns its length."""
+        self.limits.lengths.add(record.output_tokens or 0)
+        is_cut = record.row_class is RowClass.TRUNCATED
+        return is_cut and self.limits.after_cut(limit_tokens) is not None
 
     def _state(self) -> RowState:
         is_whole = len(self._chain) == len(self.row.prompt.turns)

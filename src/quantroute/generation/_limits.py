@@ -15,48 +15,61 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from quantroute.domain import Quote
 from quantroute.ledger import Balance
 from quantroute.money import NO_CAP
 
-__all__ = ["LengthModel", "OutputLimits", "remaining_pusd"]
+__all__ = ["LENGTHS_KEPT", "LengthModel", "OutputLimits", "Ordinary", "remaining_pusd"]
 
-#: Share of answers that a learned limit lets through. From the arithmetic in 0007: at 0.98 about
-#: one percent of the money goes into answers that are cut and asked for again.
-_QUANTILE: Final = 0.98
+#: Share of answers that a learned limit lets through. From the arithmetic in 0007: at 0.95 about
+#: one percent of a cap of twenty waves goes into answers that are cut and asked for again.
+_QUANTILE: Final = 0.95
 _MARGIN: Final = 1.05
-_LEAST_SEEN: Final = 100
-_KEPT: Final = 2_048
+_LEAST_SEEN: Final = 64
+#: Answers of a dataset that are looked at.
+LENGTHS_KEPT: Final = 2_048
 _REFRESH_EVERY: Final = 64
 _GROWTH: Final = 2
 
 
+class Ordinary(NamedTuple):
+    """Output tokens: what nearly all answers stay below, and their mean."""
+
+    most_tokens: int
+    mean_tokens: float
+
+
 @dataclass(slots=True)
 class LengthModel:
-    """Output tokens of the last answers of one dataset that were not cut."""
+    """Output tokens of the last answers of one dataset.
 
-    _seen: deque[int] = field(default_factory=lambda: deque(maxlen=_KEPT), init=False)
+    Answers that a limit has cut count as long as they got: left out, each estimate would be made of
+    what the last one let through, and the limit would creep down.
+    """
+
+    _seen: deque[int] = field(default_factory=lambda: deque(maxlen=LENGTHS_KEPT), init=False)
     _since_sorted: int = field(default=0, init=False)
-    _quantile: int | None = field(default=None, init=False)
+    _ordinary: Ordinary | None = field(default=None, init=False)
 
     def add(self, output_tokens: int) -> None:
-        """An answer came to its own end after so many tokens."""
+        """An answer had so many tokens."""
         self._seen.append(output_tokens)
         self._since_sorted += 1
 
-    def ordinary_tokens(self) -> int | None:
-        """What nearly all answers stay below; None until enough have been seen."""
+    def ordinary(self) -> Ordinary | None:
+        """What to expect of an answer; None until enough have been seen."""
         if len(self._seen) < _LEAST_SEEN:
             return None
-        if self._quantile is None or self._since_sorted >= _REFRESH_EVERY:
+        if self._ordinary is None or self._since_sorted >= _REFRESH_EVERY:
             ordered = sorted(self._seen)
-            self._quantile = math.ceil(_MARGIN * ordered[int(_QUANTILE * (len(ordered) - 1))])
+            most = _MARGIN * ordered[int(_QUANTILE * (len(ordered) - 1))]
+            self._ordinary = Ordinary(math.ceil(most), sum(ordered) / len(ordered))
             self._since_sorted = 0
-        return self._quantile
+        return self._ordinary
 
 
 @dataclass(slots=True, kw_only=True)
@@ -65,17 +78,23 @@ class OutputLimits:
 
     Args:
         full_tokens: the user's own limit; never exceeded.
-        slots: requests that shall be in flight at once.
+        slots: requests that shall be in flight at once, of all datasets together.
+        datasets: how many share those slots now.
         is_elastic: False always gives the full limit.
     """
 
     full_tokens: int
     slots: int
+    datasets: Callable[[], int] = lambda: 1
     is_elastic: bool = True
     lengths: LengthModel = field(default_factory=LengthModel)
 
     def choose(self, *, quote: Quote | None, input_tokens: int, remaining_pusd: int | None) -> int:
         """The limit for the next request.
+
+        What the requests in flight are going to cost is taken off first: by the time the last of
+        them is back, that much less is left, and what they have reserved was reserved in better
+        times. Without that, slots stand empty while the limit comes down.
 
         Args:
             quote: ceilings of the cheapest endpoint, None if unknown.
@@ -84,12 +103,13 @@ class OutputLimits:
         """
         if not self.is_elastic or remaining_pusd is None or quote is None or not quote.output_pusd:
             return self.full_tokens
-        ordinary_tokens = self.lengths.ordinary_tokens()
-        if ordinary_tokens is None:
+        ordinary = self.lengths.ordinary()
+        if ordinary is None:
             return self.full_tokens
         fixed_pusd = quote.cost_pusd(input_tokens=input_tokens, output_tokens=0)
-        affordable = math.floor((remaining_pusd / self.slots - fixed_pusd) / quote.output_pusd)
-        return min(self.full_tokens, max(affordable, ordinary_tokens, 1))
+        share_tokens = (remaining_pusd / self.slots - fixed_pusd) / quote.output_pusd
+        affordable = math.floor(share_tokens - ordinary.mean_tokens)
+        return min(self.full_tokens, max(affordable, ordinary.most_tokens, 1))
 
     def after_cut(self, limit_tokens: int) -> int | None:
         """The limit to ask with again after an answer was cut; None if it was the full one."""
@@ -98,14 +118,16 @@ class OutputLimits:
         return min(self.full_tokens, _GROWTH * limit_tokens)
 
 
-def remaining_pusd(balances: Iterable[Balance]) -> int | None:
+def remaining_pusd(own: Balance, above: Iterable[Balance] = (), *, datasets: int = 1) -> int | None:
     """What the tightest of these accounts has not spent for good; None if none has a cap.
 
-    Reservations of requests under way count as not spent: most of each comes back.
+    Reservations of requests under way count as not spent: most of each comes back. `own` is the
+    dataset's account, which pays for its share of the slots only, and so counts as if each of the
+    `datasets` had as much.
     """
     found = [
-        balance.cap - balance.posted_pusd - balance.held_pusd
-        for balance in balances
+        parts * (balance.cap - balance.posted_pusd - balance.held_pusd)
+        for parts, balance in [(datasets, own), *((1, balance) for balance in above)]
         if balance.cap is not NO_CAP
     ]
     return max(0, min(found)) if found else None

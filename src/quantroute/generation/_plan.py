@@ -173,6 +173,11 @@ class Plan:
         return sum(item.target_tokens for item in self.datasets)
 
     @property
+    def is_supplied(self) -> bool:
+        """Whether every dataset has prompts enough for its target."""
+        return all(item.is_supplied for item in self.datasets)
+
+    @property
     def fits(self) -> bool:
         """Whether the caps cover all planned rows at the cheapest endpoints."""
         return all(item.is_afforded for item in self.datasets)

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from quantroute.client import Attendance
 from quantroute.errors import (
     AccountError,
     BudgetExceeded,
@@ -74,8 +75,8 @@ class Progress:
 
     Attributes: `finished` rows with an end of their own, `resumed` rows that were
     done before, `duplicates` prompts that occurred before in this run, `live` rows under way,
-    `classes` answers per class, `alarms` endpoints that are worse than the others,
-    `pace` how it stands with its deadline, if it has one.
+    `classes` answers per class, `answers_by_endpoint` answers and the good ones among them,
+    `alarms` endpoints that are worse than the others, `pace` how it stands with its deadline.
     """
 
     finished: int
@@ -88,6 +89,7 @@ class Progress:
     output_tokens: int
     classes: Mapping[RowClass, int]
     is_stopping: bool
+    answers_by_endpoint: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     alarms: tuple[QualityAlarm, ...] = ()
     pace: Pace | None = None
 
@@ -100,6 +102,8 @@ class RunReport:
     the other figures are of this start. `strays` are stored rows that no prompt of this start asked
     for (the prompt file was changed); None if not all prompts were read. `cut_off` rows were still
     under way when the time to drain was over; what was in flight the ledger holds as unknown.
+    `attendance` says what the key had spent before and after, and which charges were found out
+    meanwhile.
     `endpoints` are of the whole run, `alarms` of this start.
     """
 
@@ -117,6 +121,7 @@ class RunReport:
     counts: tuple[RowCounts, ...]
     spent_pusd: int
     elapsed_s: float
+    attendance: Attendance = field(default_factory=Attendance)
     endpoints: tuple[EndpointQuality, ...] = ()
     alarms: tuple[QualityAlarm, ...] = ()
     deadline_s: float | None = None
@@ -161,12 +166,16 @@ class Tally:
     cut_off: int = 0
     answers: int = 0
     output_tokens: int = 0
+    by_endpoint: dict[str, tuple[int, int]] = field(default_factory=dict)
     answer_s: float = 0.0
 
     def count_answer(self, record: TurnRecord) -> None:
         """An answer came in."""
         self.answers += 1
         self.classes[record.row_class] += 1
+        answers, good = self.by_endpoint.get(record.endpoint, (0, 0))
+        is_good = record.row_class is RowClass.GOOD
+        self.by_endpoint[record.endpoint] = (answers + 1, good + is_good)
         self.output_tokens += record.output_tokens or 0
         self.answer_s += record.total_s or 0.0
 
@@ -190,6 +199,7 @@ class Tally:
             output_tokens=self.output_tokens,
             classes=dict(self.classes),
             is_stopping=is_stopping,
+            answers_by_endpoint=dict(self.by_endpoint),
             alarms=alarms,
             pace=pace,
         )

@@ -141,6 +141,10 @@ class RowStore:
         """Rows per dataset, state and class."""
         return await self._store.aread(lambda c: _read_counts(c, run_id))
 
+    async def lengths(self, run_id: int, *, most: int) -> dict[str, list[int]]:
+        """Output tokens of each dataset's last answers, at most `most`, oldest first."""
+        return await self._store.aread(lambda c: _read_lengths(c, run_id, most))
+
     # -- rows -------------------------------------------------------------------------------------
 
     def turn_work(
@@ -183,6 +187,29 @@ class RowStore:
             )
 
         await self._store.submit(work)
+
+    async def reopen_refused(self, run_id: int, *, status: int, problem: str, at_s: float) -> int:
+        """Have rows that were refused in these words asked again; how many there were.
+
+        For a refusal that turned out to be of the account or the settings, not of the rows.
+        """
+
+        def work(connection: sqlite3.Connection) -> int:
+            cursor = connection.execute(
+                "UPDATE generation_rows SET state = ?, changed_at_s = ? "
+                "WHERE run_id = ? AND state = ? AND status = ? AND problem = ?",
+                (
+                    RowState.GAVE_UP.value,
+                    at_s,
+                    run_id,
+                    RowState.REFUSED.value,
+                    status,
+                    column_of(problem),
+                ),
+            )
+            return cursor.rowcount
+
+        return await self._store.submit(work)
 
     async def find(self, run_id: int, key: RowKey) -> StoredRow | None:
         """One row with its turns."""
@@ -295,6 +322,20 @@ def _read_counts(connection: sqlite3.Connection, run_id: int) -> tuple[RowCounts
         )
         for dataset, state, row_class, count in rows
     )
+
+
+def _read_lengths(connection: sqlite3.Connection, run_id: int, most: int) -> dict[str, list[int]]:
+    rows = connection.execute(
+        "SELECT dataset, output_tokens FROM (SELECT r.dataset, t.output_tokens, t.created_at_s, "
+        "row_number() OVER (PARTITION BY r.dataset ORDER BY t.created_at_s DESC) AS age "
+        "FROM generation_rows AS r JOIN generation_turns AS t USING (row_id) WHERE r.run_id = ? "
+        "AND t.output_tokens IS NOT NULL) WHERE age <= ? ORDER BY created_at_s",
+        (run_id, most),
+    )
+    lengths: dict[str, list[int]] = {}
+    for dataset, output_tokens in rows:
+        lengths.setdefault(dataset, []).append(output_tokens)
+    return lengths
 
 
 def _insert_row(

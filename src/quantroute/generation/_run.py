@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from quantroute._log import get_logger
+from quantroute.client import Attendance
 from quantroute.clock import Clock, SystemClock
 from quantroute.errors import (
     BudgetExceeded,
@@ -18,6 +19,7 @@ from quantroute.errors import (
     DatasetError,
     NoEligibleEndpoint,
     QuantrouteError,
+    RefusedAlike,
     RegistryError,
 )
 from quantroute.generation._alarms import QualityBook
@@ -27,7 +29,7 @@ from quantroute.generation._conversation import ChatClient, Conversation, accoun
 from quantroute.generation._deadline import REPLAN_EVERY_S, Deadline, Pace, needed_per_s
 from quantroute.generation._expect import assumed
 from quantroute.generation._feed import Feed
-from quantroute.generation._limits import OutputLimits
+from quantroute.generation._limits import LENGTHS_KEPT, OutputLimits
 from quantroute.generation._measure import read_qualities
 from quantroute.generation._prompts import Prompt
 from quantroute.generation._quality import RowClass
@@ -41,6 +43,7 @@ from quantroute.generation._report import (
     stop_reason,
 )
 from quantroute.generation._rows import Resume, RowId, RowStore, StoredRun
+from quantroute.generation._statistical import StatisticalReserve
 from quantroute.ledger import Account
 from quantroute.routing import Mix
 from quantroute.storage import MEMORY, FileLock
@@ -81,6 +84,7 @@ class Run:
         elastic_limits: reserve less per request while money is short for the asked concurrency, by
             asking with lower output limits; answers cut by those are asked for again. Never above
             the configured limit. See docs/design/0007-tight-cap.md.
+        reserve: a soft cap by expectation, under the ledger's hard one; output limits stay whole.
         deadline: use the cheapest endpoints that finish in time, no others; a run that is late goes
             on with everything.
         clock: a seam for tests.
@@ -97,6 +101,7 @@ class Run:
         retry_refused: bool = False,
         drain_s: float = DEFAULT_DRAIN_S,
         elastic_limits: bool = True,
+        reserve: StatisticalReserve | None = None,
         deadline: Deadline | None = None,
         clock: Clock | None = None,
     ) -> None:
@@ -112,11 +117,13 @@ class Run:
         self._redo = frozenset(redo)
         self._retry_refused = retry_refused
         self._drain_s = drain_s
-        self._has_elastic_limits = elastic_limits
+        self._has_elastic_limits = elastic_limits and reserve is None
+        self._reserve = reserve
         self._deadline = deadline
         self._pace: Pace | None = None
         self._began_s = 0.0
         self._limits: dict[str, OutputLimits] = {}
+        self._known_lengths: dict[str, list[int]] = {}
         self._clock: Clock = clock or SystemClock()
         self._rows = RowStore(client.ledger.store)
         self._run_id = -1
@@ -157,20 +164,44 @@ class Run:
                 self.config, at_s=self._clock.time_s(), redo=self._redo
             )
             self._run_id = stored.run_id
+            log.info(
+                "run begins",
+                run=self.config.name,
+                model=self.config.model,
+                max_in_flight=self.client.max_in_flight,
+            )
             self._resume = await self._rows.resume(
                 self._run_id, redo=self._redo, retry_refused=self._retry_refused
             )
+            if self._has_elastic_limits:
+                self._known_lengths = await self._rows.lengths(self._run_id, most=LENGTHS_KEPT)
             try:
-                with calm_collector():
-                    await self._perform()
+                async with self.client.attended() as attendance:
+                    with calm_collector():
+                        await self._perform()
             finally:
                 if self._stop.is_set():
                     self.client.admit_again()
+            if isinstance(self._stopped_by, RefusedAlike):
+                await self._reopen_refused(self._stopped_by)
                 if self._deadline is not None:
                     await self._set_pace(None)
             if self._stopped_by is not None and stop_reason(self._stopped_by) is None:
                 raise self._stopped_by
-            return await self._report(stored, self._clock.now_s() - began_s)
+            report = await self._report(stored, self._clock.now_s() - began_s, attendance)
+            log.info(
+                "run ends",
+                run=report.run,
+                stop_reason=report.stop_reason.value,
+                finished=report.finished,
+                refused=report.refused,
+                gave_up=report.gave_up,
+                cut_off=report.cut_off,
+                spent_pusd=report.spent_pusd,
+                settled_entries=attendance.settled_entries,
+                elapsed_s=round(report.elapsed_s, 3),
+            )
+            return report
 
     def request_stop(self) -> None:
         """Admit nothing more and drain what is in flight; call it on the run's event loop."""
@@ -272,7 +303,10 @@ class Run:
 
     def _share(self) -> int:
         """Rows under way of one feed, lest one that waits for money take all the room."""
-        return max(1, self._most_live // max(1, sum(not feed.is_over for feed in self._feeds)))
+        return max(1, self._most_live // self._feeds_under_way())
+
+    def _feeds_under_way(self) -> int:
+        return max(1, sum(not feed.is_over for feed in self._feeds))
 
     async def _has_more_money(self, feed: Feed) -> bool:
         assert feed.purse is not None
@@ -290,6 +324,8 @@ class Run:
         feed.begin_row()
         self._live.add(task)
         task.add_done_callback(functools.partial(self._row_is_over, feed))
+        if not self._tally.answers:
+            self._show()  # the first answer may be minutes away: show that rows are under way
 
     def _missing_rows(self, feed: Feed) -> Iterator[RowId | None]:
         """Rows that are to be had, each once; now and then None for a breather."""
@@ -332,8 +368,11 @@ class Run:
             limits = self._limits[dataset] = OutputLimits(
                 full_tokens=self._config_of(dataset).max_output_tokens,
                 slots=self.client.max_in_flight,
+                datasets=self._feeds_under_way,
                 is_elastic=self._has_elastic_limits,
             )
+            for output_tokens in self._known_lengths.pop(dataset, ()):
+                limits.lengths.add(output_tokens)
         return limits
 
     def _row_is_over(self, feed: Feed, task: asyncio.Task[None]) -> None:
@@ -406,6 +445,7 @@ class Run:
                 on_answer=functools.partial(self._count_answer, feed),
                 on_verdict=self._count_verdict,
                 limits=self._limits_of(row.prompt.dataset),
+                reserve=self._reserve,
                 done=done,
                 redo=self._redo,
             )
@@ -477,6 +517,15 @@ class Run:
             # unreadable prompt is no reason for the rows before it to end.
             self.client.stop_admitting(error)
 
+    async def _reopen_refused(self, error: RefusedAlike) -> None:
+        """The rows refused before it was clear that all are were not at fault either."""
+        rows = await self._rows.reopen_refused(
+            self._run_id, status=error.status, problem=error.refusal, at_s=self._clock.time_s()
+        )
+        moved = min(rows, self._tally.ends[RowState.REFUSED])
+        self._tally.ends[RowState.REFUSED] -= moved
+        self._tally.ends[RowState.GAVE_UP] += moved
+
     async def _drain(self, rows: asyncio.Task[None]) -> None:
         await asyncio.wait({rows}, timeout=self._drain_s)
         self._tally.cut_off = len(self._live)
@@ -494,7 +543,9 @@ class Run:
         with FileLock(Path(f"{self._rows.path}.run-{self.config.name}.lock")):
             yield
 
-    async def _report(self, stored: StoredRun, elapsed_s: float) -> RunReport:
+    async def _report(
+        self, stored: StoredRun, elapsed_s: float, attendance: Attendance
+    ) -> RunReport:
         error: QuantrouteError | None = self._stopped_by
         if error is None:
             error = next(iter(self._capped.values()), None)
@@ -514,6 +565,7 @@ class Run:
             counts=await self._rows.counts(stored.run_id),
             spent_pusd=self.client.ledger.balance(Account(stored.name)).posted_pusd,
             elapsed_s=elapsed_s,
+            attendance=attendance,
             endpoints=await read_qualities(
                 self.client.ledger, run=stored.name, run_id=stored.run_id
             ),

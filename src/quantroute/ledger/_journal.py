@@ -14,7 +14,7 @@ transaction commits: at 2,000 requests in flight that is one statement for some 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from operator import attrgetter
 from typing import Any, Final, assert_never
@@ -40,7 +40,15 @@ from quantroute.ledger._state import AccountState, LedgerState, OpenEntry
 from quantroute.money import NO_CAP, PicoUSD
 from quantroute.storage import Schema, Work, insert_rows
 
-__all__ = ["SCHEMA", "Books", "read_accounts", "read_open_entries", "read_records"]
+__all__ = [
+    "SCHEMA",
+    "Books",
+    "index_records",
+    "read_accounts",
+    "read_open_entries",
+    "read_recorded",
+    "read_records",
+]
 
 _SUMS: Final = tuple(item.name for item in fields(AccountState) if item.name != "cap")
 _ENTRY_COLUMNS: Final = tuple(item.name for item in fields(OpenEntry))
@@ -158,6 +166,7 @@ class Books:
                 gathered.clear()
             self.state.accounts.clear()
             self.state.entries.clear()
+            self.state.recorded.clear()
             self.published.update(read_accounts(connection))
             self._data_version = version
         self._is_committed = False
@@ -194,6 +203,10 @@ class Books:
             if entry is None:
                 return None, None  # `check` says why it cannot be
             account, endpoint = entry.account, entry.endpoint
+            if isinstance(record, Posted) and record.charge.basis is Basis.RECORD:
+                generation_id = record.charge.generation_id
+                if generation_id is not None:
+                    self.state.recorded |= read_recorded(connection, (generation_id,))
         for path in lineage(account):
             if path not in self.state.accounts:
                 self.state.accounts[path] = _read_account(connection, path) or AccountState()
@@ -228,6 +241,26 @@ def read_open_entries(
     for row in rows:
         values = dict(zip(_ENTRY_COLUMNS, row, strict=True))
         yield OpenEntry(**values | {"status": EntryStatus(values["status"])})
+
+
+def index_records(connection: sqlite3.Connection) -> None:
+    """Make what `read_recorded` needs, also in files of before; holds only records' charges."""
+    connection.execute(
+        "CREATE INDEX IF NOT EXISTS journal_recorded ON journal (generation_id) "
+        "WHERE basis = 'record'"
+    )
+
+
+def read_recorded(connection: sqlite3.Connection, generation_ids: Iterable[str]) -> set[str]:
+    """Those among `generation_ids` whose record has been posted."""
+    return {
+        generation_id
+        for generation_id in generation_ids
+        if connection.execute(
+            "SELECT 1 FROM journal WHERE basis = 'record' AND generation_id = ? LIMIT 1",
+            (generation_id,),
+        ).fetchone()
+    }
 
 
 def read_records(connection: sqlite3.Connection) -> Iterator[Record]:

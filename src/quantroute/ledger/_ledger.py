@@ -11,7 +11,7 @@ import time
 import warnings
 import weakref
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -23,8 +23,10 @@ from quantroute.errors import BudgetExceeded, ConfigurationError, EntryStateErro
 from quantroute.ledger._journal import (
     SCHEMA,
     Books,
+    index_records,
     read_accounts,
     read_open_entries,
+    read_recorded,
     read_records,
 )
 from quantroute.ledger._records import (
@@ -42,6 +44,7 @@ from quantroute.ledger._records import (
     Reserved,
     Voided,
     check_account,
+    lineage,
 )
 from quantroute.ledger._state import AccountState, LedgerState, OpenEntry
 from quantroute.ledger._statement import Balance, StatementLine, balance_of, read_statement
@@ -100,6 +103,7 @@ class BudgetLedger:
         self._entries_made = 0
         self._lines: defaultdict[str, _Line] = defaultdict(_Line)
         self._balances: dict[Account, tuple[AccountState, Balance]] = {}
+        self._lost_pusd: dict[Account, int] | None = None
 
     @classmethod
     def open(
@@ -138,6 +142,7 @@ class BudgetLedger:
         self._owner = secrets.token_hex(6)
         self._entries_made = 0
         self._lines.clear()
+        self._lost_pusd = None
         try:
             if self._path != MEMORY:
                 self._owner_lock = FileLock(self._owner_file(self._owner)).acquire()
@@ -178,6 +183,7 @@ class BudgetLedger:
 
     def _settle_in(self, connection: sqlite3.Connection) -> None:
         """First transaction: take over from dead owners, check or set the cap, load notes."""
+        index_records(connection)
         for (owner,) in connection.execute(
             "SELECT DISTINCT owner FROM open_entries WHERE status = 'reserved'"
         ).fetchall():
@@ -238,8 +244,9 @@ class BudgetLedger:
 
         With `wait`, a reservation that would fit if others were resolved waits in line: first come,
         first served among those who wait for the same account, the large before the small behind
-        it. Whoever has not waited yet tries once before standing in line. Held entries are not
-        waited for: only reconciliation resolves them. Cancelling leaves nothing behind.
+        it. Whoever has not waited yet tries once before standing in line. Held entries are waited
+        for only while somebody finds out about them (`expect_settling`). Cancelling leaves nothing
+        behind.
         Units: pico-dollars.
         Raises:
             BudgetExceeded: it does not fit now (`wait=False`), or nothing under way can make room.
@@ -297,7 +304,9 @@ class BudgetLedger:
         try:
             self._books.execute(connection, record)
         except BudgetExceeded as shortage:
-            may_wait = self._books.state.may_admit_later(record.account, record.amount_pusd)
+            may_wait = self._books.state.may_admit_later(
+                record.account, record.amount_pusd, lost_pusd=self._lost_pusd
+            )
             return _Refusal(shortage.with_traceback(None), not may_wait)
         return record.entry_id
 
@@ -307,6 +316,20 @@ class BudgetLedger:
             self._books.execute(connection, record)
         except EntryStateError:
             return  # the reservation had been refused: nothing to undo
+
+    def expect_settling(self, *, lost: Iterable[OpenEntry] | None) -> None:
+        """Say that somebody is finding out about the held entries, all but `lost`; None: nobody is.
+
+        While it is so, reservations that would fit once those are resolved wait for them instead of
+        being refused. Of this object only: it is not written down.
+        """
+        sums: defaultdict[Account, int] = defaultdict(int)
+        for entry in lost or ():
+            for path in lineage(entry.account):
+                sums[path] += entry.reserved_pusd
+        before, self._lost_pusd = self._lost_pusd, None if lost is None else dict(sums)
+        if self._lost_pusd != before:
+            self._make_room()  # whoever waits for what is lost looks again, and is refused
 
     def _make_room(self) -> None:
         for line in self._lines.values():
@@ -328,7 +351,8 @@ class BudgetLedger:
 
         `also` writes in the same transaction: both become durable, or neither.
         Raises:
-            EntryStateError: the entry is resolved already, or was never reserved.
+            EntryStateError: the entry is resolved already, was never reserved, or the charge is a
+                generation's record and another entry has been charged for it.
         """
         await self._write(Posted(entry_id=entry_id, charge=charge, at_s=self._clock.time_s()), also)
 
@@ -390,6 +414,11 @@ class BudgetLedger:
         return await self.store.aread(
             lambda c: tuple(read_open_entries(c, "status = ?", (EntryStatus.HELD.value,)))
         )
+
+    async def recorded(self, generation_ids: Iterable[str]) -> frozenset[str]:
+        """Those among `generation_ids` whose record has been posted, for whichever entry."""
+        wanted = tuple(generation_ids)
+        return frozenset(await self.store.aread(lambda c: read_recorded(c, wanted)))
 
     async def verify(self) -> None:
         """Replay the journal from its first record and compare with the sums kept beside it.

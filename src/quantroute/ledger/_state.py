@@ -33,6 +33,7 @@ it, so that memory does not grow with the number of rows, and calls such an entr
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, assert_never
 
@@ -40,6 +41,7 @@ from quantroute.errors import BudgetExceeded, EntryStateError
 from quantroute.ledger._records import (
     ROOT,
     Account,
+    Basis,
     CapSet,
     Charge,
     EntryId,
@@ -93,13 +95,15 @@ class AccountState:
         """Whether a reservation of `amount_pusd` fits under the cap."""
         return self.posted_pusd + self.pending_pusd + amount_pusd <= self.limit_pusd
 
-    def may_admit_later(self, amount_pusd: int) -> bool:
+    def may_admit_later(self, amount_pusd: int, *, lost_pusd: int | None = None) -> bool:
         """Whether it would fit once everything under way were resolved free of charge.
 
-        What is held is not under way: it stays until somebody reconciles, and those who do that
-        want nothing in flight. To wait for it would be to wait for ever.
+        What is held is not under way unless somebody is finding out about it: to wait for it would
+        be to wait for ever. `lost_pusd` is the part of it that nobody is finding out about; None
+        for all of it.
         """
-        return self.posted_pusd + self.held_pusd + amount_pusd <= self.limit_pusd
+        lost_pusd = self.held_pusd if lost_pusd is None else min(lost_pusd, self.held_pusd)
+        return self.posted_pusd + lost_pusd + amount_pusd <= self.limit_pusd
 
 
 @dataclass(slots=True, kw_only=True)
@@ -127,6 +131,8 @@ class LedgerState:
     entries: dict[EntryId, OpenEntry] = field(default_factory=dict)
     notes: dict[str, str] = field(default_factory=dict)
     resolved: dict[EntryId, EntryStatus] | None = None
+    recorded: set[str] = field(default_factory=set)
+    """Generations whose record has been posted: each is a bill that is paid once."""
 
     def account(self, path: Account) -> AccountState:
         """The sums of one account; a new account starts empty and without a cap of its own."""
@@ -135,10 +141,17 @@ class LedgerState:
             state = self.accounts[path] = AccountState()
         return state
 
-    def may_admit_later(self, account: Account, amount_pusd: int) -> bool:
-        """Whether waiting for what is under way can make room in `account` and all above it."""
+    def may_admit_later(
+        self, account: Account, amount_pusd: int, *, lost_pusd: Mapping[Account, int] | None = None
+    ) -> bool:
+        """Whether waiting for what is under way can make room in `account` and all above it.
+
+        `lost_pusd` is what of each account's held money nobody is finding out about; None: all.
+        """
         return all(
-            self.accounts[path].may_admit_later(amount_pusd)
+            self.accounts[path].may_admit_later(
+                amount_pusd, lost_pusd=None if lost_pusd is None else lost_pusd.get(path, 0)
+            )
             for path in lineage(account)
             if path in self.accounts
         )
@@ -162,7 +175,8 @@ class LedgerState:
 
         Raises:
             BudgetExceeded: a reservation does not fit; names the account with the least room.
-            EntryStateError: no such open entry, resolved already, or an id used twice.
+            EntryStateError: no such open entry, resolved already, an id used twice, or a
+                generation record that another entry has been charged for.
             ValueError: a negative or impossibly large amount.
         """
         match record:
@@ -208,6 +222,12 @@ class LedgerState:
         amount_pusd, usage = record.charge.amount_pusd, record.charge.usage
         _check_amount(amount_pusd)
         entry = self._open(record.entry_id, "post")
+        if record.charge.basis is Basis.RECORD and record.charge.generation_id in self.recorded:
+            raise EntryStateError(
+                entry_id=record.entry_id,
+                state=f"of {record.charge.generation_id}, whose record is posted already",
+                transition="post",
+            )
         if usage is not None and max(usage.input_tokens, usage.output_tokens) > MAX_TOKENS:
             raise ValueError(f"a usage of more than {MAX_TOKENS} tokens cannot be true")
         for path in lineage(entry.account):
@@ -279,6 +299,8 @@ class LedgerState:
 
     def _post(self, entry_id: EntryId, charge: Charge) -> None:
         entry = self._resolve(entry_id, EntryStatus.POSTED)
+        if charge.basis is Basis.RECORD and charge.generation_id is not None:
+            self.recorded.add(charge.generation_id)
         overrun_pusd = max(0, charge.amount_pusd - entry.reserved_pusd)
         for path in lineage(entry.account):
             state = self.account(path)

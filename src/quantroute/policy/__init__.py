@@ -7,6 +7,7 @@ carries reasons that a person can read, and the precision with the source that d
 
 from quantroute.policy._bound import BoundPolicy
 from quantroute.policy._evidence import EvidenceRow, EvidenceTable, NativeRow
+from quantroute.policy._plausible import implausible_prices
 from quantroute.policy._policy import ExclusionPolicy
 from quantroute.policy._preferences import pinned_preferences
 from quantroute.policy._served import served_among, served_by
@@ -21,6 +22,7 @@ __all__ = [
     "Precision",
     "Reason",
     "Verdict",
+    "implausible_prices",
     "pinned_preferences",
     "served_among",
     "served_by",

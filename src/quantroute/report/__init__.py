@@ -1,5 +1,6 @@
 """Tables and pictures of what happened."""
 
+from quantroute.report._live import LiveDataset, LiveEndpoint, LiveMeter, LiveView
 from quantroute.report._plan import plan_lines, plan_tables
 from quantroute.report._tables import (
     balance_line,
@@ -10,6 +11,10 @@ from quantroute.report._tables import (
 )
 
 __all__ = [
+    "LiveDataset",
+    "LiveEndpoint",
+    "LiveMeter",
+    "LiveView",
     "balance_line",
     "ledger_table",
     "plan_lines",

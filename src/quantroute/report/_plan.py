@@ -10,7 +10,7 @@ from rich.text import Text
 
 from quantroute.generation import DatasetPlan, Plan, PlannedEndpoint
 from quantroute.money import format_usd
-from quantroute.report._tables import _Fitting, _price_column, _table, _why
+from quantroute.report._tables import _Fitting, _price_column, _table, _why, price_warnings
 
 __all__ = ["plan_lines", "plan_tables"]
 
@@ -24,6 +24,7 @@ def plan_tables(plan: Plan, *, wording: Callable[[str], str] = str) -> Renderabl
     return Group(
         _Fitting([_endpoints(plan, is_wide=is_wide) for is_wide in (True, False)]),
         *_left_out(plan, wording),
+        *price_warnings([item.endpoint for item in plan.endpoints]),
         Text(),
         _Fitting([_datasets(plan, is_wide=is_wide) for is_wide in (True, False)]),
     )

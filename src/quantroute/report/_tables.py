@@ -17,9 +17,16 @@ from quantroute.domain import Endpoint
 from quantroute.generation import EndpointQuality, RowClass
 from quantroute.ledger import Balance, StatementLine
 from quantroute.money import NO_CAP, format_usd, usd_per_million
-from quantroute.policy import BoundPolicy, Verdict
+from quantroute.policy import BoundPolicy, Verdict, implausible_prices
 
-__all__ = ["balance_line", "ledger_table", "quality_table", "statement_totals", "verdict_table"]
+__all__ = [
+    "balance_line",
+    "ledger_table",
+    "price_warnings",
+    "quality_table",
+    "statement_totals",
+    "verdict_table",
+]
 
 _MOST_DECIMALS: Final = 5
 _UNLIMITED_COLUMNS: Final = 10_000
@@ -46,13 +53,14 @@ def verdict_table(
     """Eligible endpoints first, by output price; then why each of the others is left out.
 
     Reasons stand below the table, not in a column of it: they are sentences, and a narrow terminal
-    would break them into a word a line. Endpoints with the same reasons share a line.
+    would break them into a word a line. Endpoints with the same reasons share a line. Below them
+    are prices that can hardly be meant.
 
     Args:
         wording: applied to each reason, for readers who do not set things the way Python does.
     """
     verdicts = bound.ranked
-    table = _Fitting(
+    table: RenderableType = _Fitting(
         [_verdicts(verdicts, title=title, is_wide=is_wide) for is_wide in (True, False)]
     )
     left_out: dict[tuple[str, ...], list[str]] = {}
@@ -60,10 +68,22 @@ def verdict_table(
         if not verdict.eligible:
             reasons = tuple(wording(reason.text) for reason in verdict.excluding)
             left_out.setdefault(reasons, []).append(str(verdict.endpoint.key))
-    if not left_out:
+    warnings = price_warnings([verdict.endpoint for verdict in verdicts])
+    if not left_out and not warnings:
         return table
-    lines = (_why(names, reasons) for reasons, names in left_out.items())
-    return Group(table, Text("left out:"), *lines, Text())
+    lines: list[RenderableType] = [_why(names, reasons) for reasons, names in left_out.items()]
+    if lines:
+        lines.insert(0, Text("left out:"))
+    return Group(table, *lines, *warnings, Text())
+
+
+def price_warnings(endpoints: Sequence[Endpoint]) -> list[RenderableType]:
+    """Lines about listed prices that can hardly be meant; none is the rule."""
+    found = implausible_prices(endpoints)
+    if not found:
+        return []
+    lines = (_why([str(key)], [problem]) for key, problem in found.items())
+    return [Text("look before spending:", style="yellow"), *lines]
 
 
 def _verdicts(verdicts: Sequence[Verdict], *, title: str, is_wide: bool) -> Table:

@@ -7,15 +7,23 @@ increase, multiplicative decrease.
 
 One cut per episode. An episode is defined by sending order, not by a timer: a 429 for a request
 that was sent *before* the last cut is an echo of the same overload and changes nothing.
+
+No cut for strays. Some providers refuse a few percent of requests however few there are, and cuts
+for those would bring any limit down to a handful. So one refusal per eight answers (during the
+ramp: per eight requests, since answers take longer than refusals) is taken as weather.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final
 
 from quantroute.errors import ConfigurationError
 
 __all__ = ["AdaptiveLimit", "LimitSettings"]
+
+#: Strays in a row that a long good time excuses.
+_MOST_STRAYS: Final = 8.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +38,7 @@ class LimitSettings:
         increase_share: growth per full window of answers, as a share of the limit (at least 1).
         pause_s: first pause after a 429 without Retry-After; doubles per episode without an answer.
         max_pause_s: the longest such pause; beyond a minute, since limits are often per minute.
+        stray_share: 429s that are no sign of overload, per answer; 0 takes every one as a sign.
     """
 
     initial: int = 256
@@ -39,6 +48,7 @@ class LimitSettings:
     increase_share: float = 0.05
     pause_s: float = 0.5
     max_pause_s: float = 75.0
+    stray_share: float = 0.125
 
     def __post_init__(self) -> None:
         if not 1 <= self.initial <= self.ceiling:
@@ -47,6 +57,8 @@ class LimitSettings:
             )
         if not 0 < self.decrease < 1:
             raise ConfigurationError(f"decrease must lie between 0 and 1, not {self.decrease}")
+        if not 0 <= self.stray_share < 1:
+            raise ConfigurationError(f"stray_share must lie in [0, 1), not {self.stray_share}")
         if min(self.ramp_interval_s, self.pause_s, self.max_pause_s) <= 0:
             raise ConfigurationError("ramp_interval_s, pause_s and max_pause_s must be positive")
 
@@ -64,6 +76,7 @@ class AdaptiveLimit:
     _next_double_s: float | None = field(default=None, init=False)
     _last_cut_s: float = field(default=float("-inf"), init=False)
     _fruitless_episodes: int = field(default=0, init=False)
+    _strays_allowed: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
         self._limit = float(self.settings.initial)
@@ -95,6 +108,8 @@ class AdaptiveLimit:
         """Count a request that is about to be sent."""
         if self._is_ramping and self._next_double_s is None:
             self._next_double_s = now_s + self.settings.ramp_interval_s
+        if self._is_ramping:
+            self._strays_allowed += self.settings.stray_share
         self.in_flight += 1
 
     def returned(self) -> None:
@@ -104,6 +119,8 @@ class AdaptiveLimit:
     def succeeded(self) -> None:
         """Learn from an answer: grow, if the limit was really in use. Call before `returned`."""
         self._fruitless_episodes = 0
+        if self._strays_allowed < _MOST_STRAYS:
+            self._strays_allowed += self.settings.stray_share
         if not self._is_ramping and self.in_flight >= 0.9 * self._limit:
             step = max(1.0, self.settings.increase_share * self._limit) / self._limit
             self._limit = min(self._limit + step, float(self.settings.ceiling))
@@ -113,10 +130,15 @@ class AdaptiveLimit:
         if sent_at_s <= self._last_cut_s:
             self.pause(now_s, retry_after_s)  # the server's word is a minimum, even in an echo
             return
+        if self._strays_allowed >= 1.0:
+            self._strays_allowed -= 1.0
+            self.pause(now_s, retry_after_s)
+            return
         own_pause_s = min(
             self.settings.max_pause_s, self.settings.pause_s * 2.0**self._fruitless_episodes
         )
         self._is_ramping = False
+        self._strays_allowed = 0.0
         self._limit = max(1.0, min(self._limit, self.in_flight) * self.settings.decrease)
         self._last_cut_s = now_s
         self.episodes += 1

@@ -7,7 +7,7 @@ live in `quantroute.client`.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -97,6 +97,9 @@ class _State:
     rate_limited: int = 0
     answer_s: float | None = None
 
+    def has_room(self, now_s: float) -> bool:
+        return self.breaker.admits(now_s) and self.limit.has_room(now_s)
+
 
 @dataclass(slots=True)
 class Router:
@@ -137,28 +140,36 @@ class Router:
 
         `candidates` must be in order of preference, as `in_order` gives.
         """
-        if self.in_flight >= self.max_in_flight:
+        candidate = next(self._takers(candidates, now_s), None)
+        if candidate is None:
             return None
+        state = self._state(candidate.endpoint.key)
+        if candidate.endpoint.is_local:
+            self._local_in_flight += 1
+        else:
+            self._account.sent(now_s)
+        state.limit.sent(now_s)
+        state.breaker.sent()
+        return Lease(candidate, now_s)
+
+    def with_room(self, candidates: Sequence[Candidate], now_s: float) -> list[Candidate]:
+        """Those among `candidates` that would take one more request now, in their order."""
+        return list(self._takers(candidates, now_s))
+
+    def _takers(self, candidates: Sequence[Candidate], now_s: float) -> Iterator[Candidate]:
+        if self.in_flight >= self.max_in_flight:
+            return
         has_account = self._account.has_room(now_s)
         quotas = self._quotas_for(candidates)
         for candidate in candidates:
-            is_local = candidate.endpoint.is_local
-            if not (has_account or is_local):
+            key = candidate.endpoint.key
+            if not (has_account or candidate.endpoint.is_local):
                 continue
-            state = self._state(candidate.endpoint.key)
-            if quotas is not None and state.limit.in_flight >= quotas.get(
-                candidate.endpoint.key, 0
-            ):
+            state = self._state(key)
+            if quotas is not None and state.limit.in_flight >= quotas.get(key, 0):
                 continue
-            if state.breaker.admits(now_s) and state.limit.has_room(now_s):
-                if is_local:
-                    self._local_in_flight += 1
-                else:
-                    self._account.sent(now_s)
-                state.limit.sent(now_s)
-                state.breaker.sent()
-                return Lease(candidate, now_s)
-        return None
+            if state.has_room(now_s):
+                yield candidate
 
     def retry_at_s(self, candidates: Sequence[Candidate], now_s: float) -> float | None:
         """When `acquire` may succeed without any request returning; None if time alone won't do."""
