@@ -29,7 +29,7 @@ from quantroute.generation._quality import RowClass, classify
 from quantroute.generation._records import RowState, StoredRow, TurnRecord, turn_record
 from quantroute.generation._rows import RowId, RowStore
 from quantroute.generation._statistical import StatisticalReserve
-from quantroute.ledger import Account, BudgetLedger, EntryId, lineage
+from quantroute.ledger import Account, EntryId, Ledger, lineage
 from quantroute.routing import Mix
 from quantroute.storage import Work
 
@@ -44,7 +44,7 @@ class ChatClient(Protocol):
         """Requests on the wire at once."""
 
     @property
-    def ledger(self) -> BudgetLedger:
+    def ledger(self) -> Ledger:
         """The open ledger that pays; rows go into its store."""
 
     async def complete(self, request: ChatRequest, *, sink: AnswerSink | None = None) -> Completion:

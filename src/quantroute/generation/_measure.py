@@ -11,7 +11,7 @@ from quantroute.generation._alarms import EndpointQuality, with_spending
 from quantroute.generation._expect import NO_ANSWERS, Sample
 from quantroute.generation._quality import RowClass
 from quantroute.generation._rows import RowStore
-from quantroute.ledger import BudgetLedger
+from quantroute.ledger import Ledger
 from quantroute.storage import SqliteStore
 
 __all__ = ["NOTHING_ACCEPTED", "Accepted", "Standing", "read_qualities", "read_standings"]
@@ -133,9 +133,7 @@ def _sample(
     )
 
 
-async def read_qualities(
-    ledger: BudgetLedger, *, run: str, run_id: int
-) -> tuple[EndpointQuality, ...]:
+async def read_qualities(ledger: Ledger, *, run: str, run_id: int) -> tuple[EndpointQuality, ...]:
     """Answers by class, and all money that was paid, per endpoint of one run, all starts."""
     rows = await ledger.store.aread(lambda c: c.execute(_QUALITIES, (run_id,)).fetchall())
     classes: defaultdict[str, dict[RowClass, int]] = defaultdict(dict)

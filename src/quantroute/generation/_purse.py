@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from quantroute.generation._allocation import Allocation, Claim, allocate
-from quantroute.ledger import Account, BudgetLedger
+from quantroute.ledger import Account, Ledger
 from quantroute.money import MAX_AMOUNT_PUSD, to_usd
 
 __all__ = ["DatasetCap", "SharedPurse"]
@@ -33,9 +33,7 @@ class DatasetCap:
 class SharedPurse:
     """One purse for all datasets of a run; used from one event loop."""
 
-    def __init__(
-        self, ledger: BudgetLedger, caps: Sequence[DatasetCap], *, rule: Allocation
-    ) -> None:
+    def __init__(self, ledger: Ledger, caps: Sequence[DatasetCap], *, rule: Allocation) -> None:
         self._ledger = ledger
         self._rule = rule
         self._accounts = {item.claim.name: item.account for item in caps}

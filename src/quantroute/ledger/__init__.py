@@ -1,6 +1,7 @@
 """A hard cap on spending: reserve, then post, void or hold; exact, durable, shared."""
 
 from quantroute.ledger._ledger import BudgetLedger
+from quantroute.ledger._protocol import Ledger
 from quantroute.ledger._records import (
     ROOT,
     Account,
@@ -23,6 +24,7 @@ __all__ = [
     "Charge",
     "EntryId",
     "EntryStatus",
+    "Ledger",
     "OpenEntry",
     "StatementLine",
     "check_account",
