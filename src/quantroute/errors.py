@@ -10,6 +10,7 @@
     |   |-- BudgetExceeded                       a reservation does not fit; nothing was sent
     |   |-- EntryStateError                      an entry was resolved twice or never reserved
     |   `-- JournalError                         the ledger's file is damaged, locked or foreign
+    |       `-- LedgerUnreachable                the shared ledger's server does not answer
     |-- RequestError                             one request failed; the run goes on
     |   |-- TransportError                       the wire failed; `maybe_billed` says how late
     |   |-- ResponseStatusError                  the service said no
@@ -43,6 +44,7 @@ __all__ = [
     "InvalidResponse",
     "JournalError",
     "KeyRejected",
+    "LedgerUnreachable",
     "NoEligibleEndpoint",
     "ProviderDown",
     "QuantrouteError",
@@ -194,6 +196,17 @@ class JournalError(BudgetError):
         super().__init__(f"{path}: {problem}")
         self.facts = {"path": path, "problem": problem}
         self.path, self.problem = path, problem
+
+
+class LedgerUnreachable(JournalError):
+    """The server of a shared ledger does not answer: nothing new is spent until it does."""
+
+    def __init__(self, *, path: str, problem: str) -> None:
+        super().__init__(path=path, problem=problem)
+        self.args = (
+            f"{path}: the shared ledger cannot be reached ({problem}); nothing new was sent, what "
+            "was paid for is kept; run the same command again when the server is back",
+        )
 
 
 class RequestError(QuantrouteError):

@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from quantroute.errors import KeyRejected
 
-__all__ = ["REDACTED", "EnvKey", "Redactor"]
+__all__ = ["REDACTED", "EnvKey", "Redactor", "redact_url"]
 
 REDACTED = "[redacted]"
 
@@ -120,3 +120,8 @@ def _base64_forms(secret: str) -> set[str]:
         if len(core) >= _SHORTEST_SECRET:
             forms |= {core, core.replace("+", "-").replace("/", "_")}
     return forms
+
+
+def redact_url(url: str) -> str:
+    """`url` without the user and password that may stand in it."""
+    return _USERINFO.sub(REDACTED, url)

@@ -12,6 +12,7 @@ from quantroute.ledger._records import (
     check_account,
     lineage,
 )
+from quantroute.ledger._shared import SharedLedger
 from quantroute.ledger._state import OpenEntry
 from quantroute.ledger._statement import Balance, StatementLine, posted_amounts_pusd
 
@@ -26,6 +27,7 @@ __all__ = [
     "EntryStatus",
     "Ledger",
     "OpenEntry",
+    "SharedLedger",
     "StatementLine",
     "check_account",
     "lineage",

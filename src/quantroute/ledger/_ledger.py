@@ -111,6 +111,22 @@ class BudgetLedger:
                 f"unclosed {self!r}; use `async with`", ResourceWarning, stacklevel=2, source=self
             )
 
+    @property
+    def owner(self) -> str:
+        """Names this opening of the file; empty while it is not open."""
+        return self._owner
+
+    def is_alive(self, owner: str) -> bool:
+        """Whether an opening of this file is still in use, by whichever process."""
+        return self._path != MEMORY and is_locked(self._owner_file(owner))
+
+    def record(
+        self, connection: sqlite3.Connection, *records: Record, also: Work[None] | None = None
+    ) -> None:
+        """Check and apply records within a transaction; `also` runs with the last one."""
+        for record in records:
+            self._books.execute(connection, record, also if record is records[-1] else None)
+
     # -- opening and closing ----------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
