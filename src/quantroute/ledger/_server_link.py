@@ -207,6 +207,7 @@ class ServerLink:
         try:
             return await question
         except _failures() as error:
+            _if_cancelled(error)
             raise LedgerUnreachable(path=self.place, problem=_told(error)) from error
 
     # -- the sender -------------------------------------------------------------------------------
@@ -239,6 +240,7 @@ class ServerLink:
                     args=[self.ledger_id, self._owner, self._batch_number, self._about, said],
                 )
             except _failures() as error:
+                _if_cancelled(error)
                 self._note_loss(_told(error))
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
@@ -293,6 +295,16 @@ def _failures() -> tuple[type[Exception], ...]:
     from redis.exceptions import RedisError
 
     return (RedisError, OSError)
+
+
+def _if_cancelled(error: Exception) -> None:
+    """A cancellation that the client library turned into an error of the connection is one still.
+
+    Seen with redis 8.1.0 when a task is cancelled while its answer arrives.
+    """
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError from error
 
 
 def _told(error: Exception) -> str:
