@@ -45,15 +45,11 @@ class DatasetsJob:
     """What one call of the command is about."""
 
     spec: RunSpec
+    folder: RunFolder
     redo: frozenset[RowClass]
     retry_refused: bool
     as_json: bool
     log_json: Path | None = None
-
-    @property
-    def folder(self) -> RunFolder:
-        """Where the run lives."""
-        return RunFolder(self.spec.out)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,8 +75,15 @@ async def perform_datasets(job: DatasetsJob, target: Target) -> DatasetsOutcome:
             show_plan(plan)
         with EVENTS.written_to(job.log_json or job.folder.events, key=target.key):
             async with opened_client(
-                job.spec, registry, spends=True, service=target.service, key=target.key
+                job.spec,
+                registry,
+                spends=True,
+                folder=job.folder,
+                service=target.service,
+                key=target.key,
             ) as client:
+                if job.folder.ledger_url is not None:
+                    plan = await plan_run(client, job.spec)  # with what all workers have spent
                 return await _run(job, plan, target, client)
 
 
@@ -90,7 +93,12 @@ async def _run(job: DatasetsJob, plan: Plan, target: Target, client: Client) -> 
     # The embedded simulator starts with an account of its own each time.
     await client.note_baseline(renew=target.simulator is not None)
     run = await DatasetRun.prepare(
-        client, job.spec, plan=plan, redo=job.redo, retry_refused=job.retry_refused
+        client,
+        job.spec,
+        plan=plan,
+        redo=job.redo,
+        retry_refused=job.retry_refused,
+        shard=job.folder.shard,
     )
     listed = (item.endpoint for item in plan.endpoints)
     reporter = Reporter(client, prices=prices_of(listed), is_silent=job.as_json)

@@ -19,7 +19,13 @@ from quantroute.generation._deadline import Deadline, Pace, deadline_s
 from quantroute.generation._expect import Expectation
 from quantroute.generation._export import ExportReport, export_rows
 from quantroute.generation._feed import Feed, FeedProgress, Purse, Target
-from quantroute.generation._measure import Accepted, Standing, read_qualities, read_standings
+from quantroute.generation._measure import (
+    Accepted,
+    Standing,
+    merged_qualities,
+    read_qualities,
+    read_standings,
+)
 from quantroute.generation._plan import DatasetPlan, Demand, Plan, PlannedEndpoint
 from quantroute.generation._planner import make_plan
 from quantroute.generation._prompts import (
@@ -34,6 +40,8 @@ from quantroute.generation._records import RowState, StoredRow, TurnRecord
 from quantroute.generation._report import Progress, RunReport, StopReason, truncation_rates
 from quantroute.generation._rows import RowCounts, RowStore, StoredRun
 from quantroute.generation._run import DEFAULT_DRAIN_S, Run
+from quantroute.generation._shard import Shard
+from quantroute.generation._shards import ShardedRows
 from quantroute.generation._spec import DatasetSpec, RunSpec, load_run_spec, policy_class
 from quantroute.generation._statistical import StatisticalReserve, worst_request_pusd
 
@@ -78,6 +86,8 @@ __all__ = [
     "RunSpec",
     "Standing",
     "StatisticalReserve",
+    "Shard",
+    "ShardedRows",
     "StopReason",
     "StoredRow",
     "StoredRun",
@@ -93,6 +103,7 @@ __all__ = [
     "loop_score",
     "make_plan",
     "plan_run",
+    "merged_qualities",
     "policy_class",
     "probe_run",
     "read_prompts",

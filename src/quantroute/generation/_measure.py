@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -11,10 +12,19 @@ from quantroute.generation._alarms import EndpointQuality, with_spending
 from quantroute.generation._expect import NO_ANSWERS, Sample
 from quantroute.generation._quality import RowClass
 from quantroute.generation._rows import RowStore
+from quantroute.generation._shard import Shard
 from quantroute.ledger import Ledger
 from quantroute.storage import SqliteStore
 
-__all__ = ["NOTHING_ACCEPTED", "Accepted", "Standing", "read_qualities", "read_standings"]
+__all__ = [
+    "NOTHING_ACCEPTED",
+    "Accepted",
+    "Standing",
+    "merged_qualities",
+    "read_accepted",
+    "read_qualities",
+    "read_standings",
+]
 
 # Of a turn that was redone the last answer counts as accepted, but each one was paid for.
 _STANDINGS: Final = """
@@ -37,6 +47,9 @@ _ACCEPTED: Final = """
         (SELECT max(revision) FROM generation_turns WHERE row_id = t.row_id AND turn = t.turn)
     GROUP BY r.dataset
 """
+_ACCEPTED_ROWS: Final = _ACCEPTED.replace("count(DISTINCT r.row_id)", "r.key").replace(
+    "GROUP BY r.dataset", "GROUP BY r.dataset, r.row_id"
+)
 _ENDED: Final = """
     SELECT dataset, count(*) FROM generation_rows
     WHERE run_id = ? AND state IN ('finished', 'refused') GROUP BY dataset
@@ -80,6 +93,24 @@ async def read_standings(store: SqliteStore, run: str) -> dict[str, Standing]:
     """The standing of each dataset that has rows in the run of this name; empty for a new run."""
     await RowStore(store).prepare()
     return await store.aread(lambda connection: _read(connection, run))
+
+
+async def read_accepted(store: SqliteStore, run: str, shard: Shard) -> dict[str, Accepted]:
+    """What one shard's own rows have brought, by dataset; the file may hold those of others."""
+    await RowStore(store).prepare()
+    return await store.aread(lambda connection: _read_accepted(connection, run, shard))
+
+
+def _read_accepted(connection: sqlite3.Connection, run: str, shard: Shard) -> dict[str, Accepted]:
+    found: dict[str, Accepted] = {}
+    run_id = connection.execute("SELECT run_id FROM generation_runs WHERE name = ?", (run,))
+    for dataset, key, tokens in connection.execute(_ACCEPTED_ROWS, run_id.fetchone() or (-1,)):
+        if shard.owns(key):
+            sofar = found.get(dataset, NOTHING_ACCEPTED)
+            found[dataset] = Accepted(
+                rows=sofar.rows + 1, output_tokens=sofar.output_tokens + tokens
+            )
+    return found
 
 
 def _read(connection: sqlite3.Connection, run: str) -> dict[str, Standing]:
@@ -162,3 +193,23 @@ async def read_qualities(ledger: Ledger, *, run: str, run_id: int) -> tuple[Endp
         ),
         spent,
     )
+
+
+def merged_qualities(
+    found: Sequence[tuple[EndpointQuality, ...]],
+) -> tuple[EndpointQuality, ...]:
+    """One line per endpoint out of those of several files."""
+    merged: dict[str, EndpointQuality] = {}
+    for quality in (quality for part in found for quality in part):
+        before = merged.get(quality.endpoint)
+        if before is not None:
+            quality = EndpointQuality(
+                endpoint=quality.endpoint,
+                classes=Counter(before.classes) + Counter(quality.classes),
+                output_tokens=before.output_tokens + quality.output_tokens,
+                accepted_tokens=before.accepted_tokens + quality.accepted_tokens,
+                answered_pusd=before.answered_pusd + quality.answered_pusd,
+                spent_pusd=before.cost_pusd + quality.cost_pusd,
+            )
+        merged[quality.endpoint] = quality
+    return tuple(merged.values())

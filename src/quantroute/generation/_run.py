@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import glob
 import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from pathlib import Path
@@ -17,6 +18,7 @@ from quantroute.errors import (
     BudgetExceeded,
     ConfigurationError,
     DatasetError,
+    JournalError,
     NoEligibleEndpoint,
     QuantrouteError,
     RefusedAlike,
@@ -43,10 +45,11 @@ from quantroute.generation._report import (
     stop_reason,
 )
 from quantroute.generation._rows import Resume, RowId, RowStore, StoredRun
+from quantroute.generation._shard import Shard
 from quantroute.generation._statistical import StatisticalReserve
 from quantroute.ledger import Account
 from quantroute.routing import Mix
-from quantroute.storage import MEMORY, FileLock
+from quantroute.storage import MEMORY, FileLock, is_locked
 
 __all__ = ["DEFAULT_DRAIN_S", "Run"]
 
@@ -87,6 +90,7 @@ class Run:
         reserve: a soft cap by expectation, under the ledger's hard one; output limits stay whole.
         deadline: use the cheapest endpoints that finish in time, no others; a run that is late goes
             on with everything.
+        shard: only this part of the rows; other workers have the others, under the same ledger.
         clock: a seam for tests.
     """
 
@@ -103,6 +107,7 @@ class Run:
         elastic_limits: bool = True,
         reserve: StatisticalReserve | None = None,
         deadline: Deadline | None = None,
+        shard: Shard | None = None,
         clock: Clock | None = None,
     ) -> None:
         if drain_s < 0:
@@ -122,6 +127,7 @@ class Run:
         self._deadline = deadline
         self._pace: Pace | None = None
         self._began_s = 0.0
+        self._shard = shard
         self._limits: dict[str, OutputLimits] = {}
         self._known_lengths: dict[str, list[int]] = {}
         self._clock: Clock = clock or SystemClock()
@@ -175,6 +181,9 @@ class Run:
             )
             if self._has_elastic_limits:
                 self._known_lengths = await self._rows.lengths(self._run_id, most=LENGTHS_KEPT)
+            if self._shard is not None:  # rows of others may be in the same file
+                mine = {mark for mark in self._resume.finished if self._shard.owns(mark)}
+                self._resume.finished.intersection_update(mine)
             try:
                 async with self.client.attended() as attendance:
                     with calm_collector():
@@ -343,6 +352,8 @@ class Run:
 
     def _is_due(self, row: RowId) -> bool:
         mark = digest(row.key)
+        if self._shard is not None and not self._shard.owns(mark):
+            return False
         if mark in self._begun:
             self._tally.duplicates += 1
             return False
@@ -367,7 +378,8 @@ class Run:
         if limits is None:
             limits = self._limits[dataset] = OutputLimits(
                 full_tokens=self._config_of(dataset).max_output_tokens,
-                slots=self.client.max_in_flight,
+                # The money that is left is for the slots of all shards.
+                slots=self.client.max_in_flight * (1 if self._shard is None else self._shard.count),
                 datasets=self._feeds_under_way,
                 is_elastic=self._has_elastic_limits,
             )
@@ -536,11 +548,30 @@ class Run:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """One process per run: two would buy every row twice."""
+        """One process per run or shard: two would buy every row twice.
+
+        Raises:
+            JournalError: another has it, or others work on it that divide it otherwise.
+        """
         if self._rows.path == MEMORY:
             yield
             return
-        with FileLock(Path(f"{self._rows.path}.run-{self.config.name}.lock")):
+        store = Path(self._rows.path)
+        begin = f"{store.name}.run-{self.config.name}"
+        part = "" if self._shard is None else f".{self._shard.folder}"
+        with FileLock(store.with_name(f"{begin}{part}.lock")) as mine:
+            alike = f"-of-{self._shard.count:03d}.lock" if self._shard is not None else ".lock"
+            for other in store.parent.glob(f"{glob.escape(begin)}*.lock"):
+                is_part = other.name.removeprefix(begin).startswith(".shard-")
+                if not is_part and other.name != f"{begin}.lock":
+                    continue  # a run whose name begins like this one's
+                fits = is_part and self._shard is not None and other.name.endswith(alike)
+                if other != mine.path and not fits and is_locked(other):
+                    raise JournalError(
+                        path=str(other),
+                        problem="in use by a worker that divides this run otherwise; all must be "
+                        "given the same number of shards",
+                    )
             yield
 
     async def _report(

@@ -14,7 +14,13 @@ from quantroute.ledger._records import (
 )
 from quantroute.ledger._shared import SharedLedger
 from quantroute.ledger._state import OpenEntry
-from quantroute.ledger._statement import Balance, StatementLine, posted_amounts_pusd
+from quantroute.ledger._statement import (
+    Balance,
+    StatementLine,
+    combined,
+    posted_amounts_pusd,
+    summed,
+)
 
 __all__ = [
     "ROOT",
@@ -30,6 +36,8 @@ __all__ = [
     "SharedLedger",
     "StatementLine",
     "check_account",
+    "combined",
     "lineage",
     "posted_amounts_pusd",
+    "summed",
 ]

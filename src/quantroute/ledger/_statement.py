@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sqlite3
+from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Final
 
 from quantroute.domain import TokenUsage
@@ -12,7 +13,15 @@ from quantroute.ledger._records import Account, Basis, EntryId
 from quantroute.ledger._state import OVERRUN, AccountState
 from quantroute.money import NO_CAP, Cap
 
-__all__ = ["Balance", "StatementLine", "balance_of", "posted_amounts_pusd", "read_statement"]
+__all__ = [
+    "Balance",
+    "StatementLine",
+    "balance_of",
+    "combined",
+    "posted_amounts_pusd",
+    "read_statement",
+    "summed",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,11 +86,38 @@ class StatementLine:
         return self.priced_pusd + self.bound_pusd
 
 
+def combined(balances: Iterable[Balance], *, account: Account, cap: Cap) -> Balance:
+    """The balance of an account whose entries lie in several files."""
+    sums: Counter[str] = Counter()
+    for balance in balances:
+        for item in fields(balance):
+            if item.name not in ("account", "cap"):
+                sums[item.name] += getattr(balance, item.name)
+    names = [item.name for item in fields(Balance) if item.name not in ("account", "cap")]
+    return Balance(account=account, cap=cap, **{name: sums[name] for name in names})
+
+
 def balance_of(account: Account, state: AccountState) -> Balance:
     """The frozen balance of a running state."""
     return Balance(
         account=account, **{item.name: getattr(state, item.name) for item in fields(state)}
     )
+
+
+def summed(lines: Iterable[StatementLine]) -> tuple[StatementLine, ...]:
+    """One line per account and endpoint out of the lines of several ledgers."""
+    found: dict[tuple[Account, str], StatementLine] = {}
+    for line in lines:
+        before = found.get((line.account, line.endpoint))
+        if before is not None:
+            sums = {
+                item.name: getattr(before, item.name) + getattr(line, item.name)
+                for item in fields(line)
+                if item.name not in ("account", "endpoint")
+            }
+            line = replace(line, **sums)
+        found[line.account, line.endpoint] = line
+    return tuple(found[key] for key in sorted(found))
 
 
 _SUMS: Final = ", ".join(
