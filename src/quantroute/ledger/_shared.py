@@ -575,8 +575,9 @@ class SharedLedger:
         return statement_of(await self._read("lines"))
 
     async def unresolved(self) -> tuple[OpenEntry, ...]:
-        """Held entries of all workers, oldest first."""
+        """Held entries of all workers, oldest first; the balance and the notes are fresh then."""
         await self._link.call(MARK)
+        self.notes = _notes_in(await self._read("notes"))
         entries = await self._read_entries()
         return tuple(item for item in entries.values() if item.status is EntryStatus.HELD)
 
