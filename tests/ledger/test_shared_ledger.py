@@ -292,6 +292,25 @@ async def test_entries_of_a_silent_owner_are_held_not_freed(
         await other.verify()
 
 
+async def test_a_row_that_fails_takes_no_money_of_another_owner_along(
+    redis: RedisServer, name: str
+) -> None:
+    def failing(_: sqlite3.Connection) -> None:
+        raise RuntimeError("no row")
+
+    async with (
+        SharedLedger.connect(redis.url, name=name, cap="1") as first,
+        SharedLedger.connect(redis.url, name=name) as other,
+    ):
+        entry = await first.reserve(10)
+        with pytest.raises(RuntimeError, match="no row"):
+            await other.post(entry, charge(4), also=failing)
+        await other.post(entry, charge(4), also=_make_row)
+        assert other.balance().posted_pusd == 4
+        with pytest.raises(EntryStateError):
+            await other.post(entry, charge(4), also=failing)
+
+
 async def test_an_owner_taken_for_dead_settles_what_was_held(redis: RedisServer, name: str) -> None:
     async with (
         SharedLedger.connect(redis.url, name=name, cap="1") as slow,

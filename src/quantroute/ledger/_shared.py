@@ -496,6 +496,10 @@ class SharedLedger:
             if reserved is not None:
                 self._reserved[record.entry_id] = reserved
             raise
+        await self._say(record, number)
+
+    async def _say(self, record: Outcome, number: int) -> None:
+        """Tell the server an outcome that is in the outbox."""
         result = await self._send(operation(record), number)
         if result is not KEPT and result:
             log.warning(
@@ -521,10 +525,21 @@ class SharedLedger:
     async def _resolve_elsewhere(self, record: Outcome, also: Work[None] | None) -> None:
         """An entry that this file does not know, of another worker or a dead one: on the server."""
         said = operation(record)
-        if error := refused_transition(said, await self._link.call(said)):
-            raise error
-        if also is not None:
-            await self.store.submit(also)
+        if also is None:
+            if error := refused_transition(said, await self._link.call(said)):
+                raise error
+            return
+        if await self._link.reading(self._is_unknown(record.entry_id)):
+            raise EntryStateError(entry_id=record.entry_id, state="not open", transition=said["op"])
+
+        def keep(connection: sqlite3.Connection) -> int:
+            also(connection)
+            return self._outbox.add(connection, said)
+
+        await self._say(record, await self.store.submit(keep))
+
+    async def _is_unknown(self, entry_id: EntryId) -> bool:
+        return not await self._link.client.hexists(self._link.keys["entries"], entry_id)
 
     def _check_charge(self, record: Posted) -> None:
         """What cannot be true is refused before a row is written.
