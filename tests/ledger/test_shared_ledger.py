@@ -324,6 +324,41 @@ async def test_an_owner_taken_for_dead_settles_what_was_held(redis: RedisServer,
         await other.verify()
 
 
+async def test_a_generations_record_is_paid_once_whoever_posts_it(
+    redis: RedisServer, name: str
+) -> None:
+    record = Charge(amount_pusd=3, basis=Basis.RECORD, generation_id="gen-1")
+    async with (
+        SharedLedger.connect(redis.url, name=name, cap="1") as first,
+        SharedLedger.connect(redis.url, name=name) as second,
+    ):
+        entries = [await first.reserve(10) for _ in range(2)]
+        for entry in entries:
+            await first.hold(entry, reason="x", generation_id="gen-1")
+        await first.post(entries[0], record)
+        assert await second.recorded(["gen-1", "gen-2"]) == {"gen-1"}
+        with pytest.raises(EntryStateError, match="posted already"):
+            await second.post(entries[1], record)
+        assert second.balance().posted_pusd == 3
+        await second.verify()
+
+
+async def test_held_money_is_waited_for_only_while_somebody_finds_out(
+    redis: RedisServer, name: str
+) -> None:
+    async with SharedLedger.connect(redis.url, name=name, cap="0.00000000001") as ledger:
+        entry = await ledger.reserve(10)
+        await ledger.hold(entry, reason="x")
+        with pytest.raises(BudgetExceeded):
+            await ledger.reserve(5)
+        ledger.expect_settling(lost=())
+        waiting = asyncio.create_task(ledger.reserve(5))
+        await ledger.note("barrier", "x")
+        assert not waiting.done()
+        await ledger.post(entry, charge(2))
+        await waiting
+
+
 async def test_what_others_settle_reaches_the_file_that_has_the_row(
     redis: RedisServer, name: str, tmp_path: Path
 ) -> None:

@@ -194,6 +194,10 @@ def generate(
     """
     files = tuple(prompts or ())
     part = None if shard is None else Shard.parse(shard)
+    if part is not None and statistical_reserve is not None:
+        raise ConfigurationError(
+            "--statistical-reserve knows only this worker's own requests: leave it or --shard out"
+        )
     if ledger is not None and simulate:
         ledger = _rehearsal_ledger(ledger)
     if scenario is not None and not simulate:

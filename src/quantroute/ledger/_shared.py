@@ -29,7 +29,7 @@ import os
 import socket
 import sqlite3
 import warnings
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -63,6 +63,7 @@ from quantroute.ledger._records import (
 from quantroute.ledger._server_link import KEPT, MARK, ServerLink
 from quantroute.ledger._shared_records import (
     accounts_of,
+    cleaned,
     difference,
     entries_of,
     operation,
@@ -73,7 +74,7 @@ from quantroute.ledger._shared_records import (
     verified_at,
     with_clean_texts,
 )
-from quantroute.ledger._state import AccountState, LedgerState, OpenEntry
+from quantroute.ledger._state import AccountState, LedgerState, OpenEntry, reserved_by
 from quantroute.ledger._statement import Balance, StatementLine, balance_of
 from quantroute.ledger._waiting import Refusal, WaitingLines
 from quantroute.money import NO_CAP, Cap, cap_pusd
@@ -138,6 +139,7 @@ class SharedLedger:
         self._lines = WaitingLines()
         self._reserved: dict[EntryId, Reserved] = {}
         self._accounts: dict[Account, AccountState] = {}
+        self._lost_pusd: dict[Account, int] | None = None
         self._settling: set[asyncio.Task[None]] = set()
         self._heart: asyncio.Task[None] | None = None
         self._link: ServerLink
@@ -207,6 +209,7 @@ class SharedLedger:
         self._entries_made = 0
         self._lines = WaitingLines()
         self._reserved.clear()
+        self._lost_pusd = None
         self._link = ServerLink(
             self._url,
             name=self._name,
@@ -429,11 +432,17 @@ class SharedLedger:
             self._link.put(operation(void))
             raise
         if "refused" in result:
-            return refusal_of(record, result["refused"])
+            return refusal_of(record, result["refused"], lost_pusd=self._lost_pusd)
         if error := refused_transition(said, result):
             raise error
         self._reserved[record.entry_id] = record
         return record.entry_id
+
+    def expect_settling(self, *, lost: Iterable[OpenEntry] | None) -> None:
+        """As `BudgetLedger.expect_settling`, for this worker's own reservations."""
+        before, self._lost_pusd = self._lost_pusd, None if lost is None else reserved_by(lost)
+        if self._lost_pusd != before:
+            self._lines.make_room()
 
     # -- resolving --------------------------------------------------------------------------------
 
@@ -595,6 +604,15 @@ class SharedLedger:
         self.notes = _notes_in(await self._read("notes"))
         entries = await self._read_entries()
         return tuple(item for item in entries.values() if item.status is EntryStatus.HELD)
+
+    async def recorded(self, generation_ids: Iterable[str]) -> frozenset[str]:
+        """Those among `generation_ids` whose record has been posted, by whichever worker."""
+        wanted = tuple(generation_ids)
+        if not wanted:
+            return frozenset()
+        names = [f"recorded\t{cleaned(generation_id)}" for generation_id in wanted]
+        found = await self._link.reading(self._link.client.hmget(self._link.keys["notes"], names))
+        return frozenset(name for name, entry in zip(wanted, found, strict=True) if entry)
 
     async def verify(self) -> None:
         """Replay the server's journal and compare with all that is kept beside it.

@@ -128,6 +128,11 @@ end
 function operations.post(op)
   local entry = load(op.id)
   if not entry then return not_open() end
+  -- A generation's record is one bill: it is paid once, for whichever entry.
+  local bill = op.basis == 'record' and op.generation_id ~= '' and 'recorded\t' .. op.generation_id
+  if bill and call('HEXISTS', NOTES, bill) == 1 then
+    return {state = 'of ' .. op.generation_id .. ', whose record is posted already'}
+  end
   local paths = lineage(entry.account)
   for _, path in ipairs(paths) do
     -- A sanity bound in doubles, well inside what 64 bits hold: no bill of $9.2 million is true.
@@ -135,6 +140,7 @@ function operations.post(op)
     if sum + tonumber(op.amount) > NEAR_MAX then return {impossible = get(path, 'posted_pusd')} end
   end
   resolve(op, entry, 'posted_entries')
+  if bill then call('HSET', NOTES, bill, op.id) end
   local is_over = exceeds(op.amount, entry.reserved_pusd)
   for _, path in ipairs(paths) do
     subtract(path, 'room', op.amount)

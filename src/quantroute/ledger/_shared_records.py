@@ -107,6 +107,7 @@ def _charge(record: Posted) -> Operation:
     return {
         "amount": str(charge.amount_pusd),
         "basis": charge.basis.value,
+        "generation_id": charge.generation_id or "",
         "usage": {name: str(count) for name, count in usage.items() if count},
     }
 
@@ -124,8 +125,16 @@ def record_of(line: bytes | str) -> Record:
 # -- answers --------------------------------------------------------------------------------------
 
 
-def refusal_of(record: Reserved, facts: Iterable[Sequence[str]]) -> Refusal:
-    """Which cap refused, by the same rule as the pure machine's, and whether waiting can help."""
+def refusal_of(
+    record: Reserved,
+    facts: Iterable[Sequence[str]],
+    *,
+    lost_pusd: Mapping[Account, int] | None = None,
+) -> Refusal:
+    """Which cap refused, by the same rule as the pure machine's, and whether waiting can help.
+
+    `lost_pusd` is what nobody is finding out about; see `LedgerState.may_admit_later`.
+    """
     states: dict[Account, AccountState] = {}
     for path, limit, posted, pending, held in facts:
         states[Account(path)] = AccountState(
@@ -138,7 +147,7 @@ def refusal_of(record: Reserved, facts: Iterable[Sequence[str]]) -> Refusal:
     try:
         judge.check(record)
     except BudgetExceeded as shortage:
-        may_wait = judge.may_admit_later(record.account, record.amount_pusd)
+        may_wait = judge.may_admit_later(record.account, record.amount_pusd, lost_pusd=lost_pusd)
         return Refusal(shortage.with_traceback(None), not may_wait)
     raise EntryStateError(
         entry_id=record.entry_id, state="refused for no reason", transition="reserve"
