@@ -53,6 +53,9 @@ __all__ = ["DEFAULT_DRAIN_S", "Run"]
 DEFAULT_DRAIN_S: Final = 120.0
 #: Rows that wait out a pause hold no slot; so many rows per slot may be under way in all.
 _LIVE_ROWS_PER_SLOT: Final = 2
+#: With so many slots for each, several rows begin in one turn of the loop: a turn asks the system
+#: what has arrived, which costs as much as beginning a row.
+_SLOTS_PER_ROW_AT_ONCE: Final = 64
 #: Skipping done rows needs no waiting; the loop gets its turn all the same.
 _SKIPS_PER_TURN: Final = 256
 
@@ -134,6 +137,7 @@ class Run:
         self._quality = QualityBook()
         self._live: set[asyncio.Task[None]] = set()
         self._most_live = max(2, _LIVE_ROWS_PER_SLOT * client.max_in_flight)
+        self._rows_per_turn = max(1, client.max_in_flight // _SLOTS_PER_ROW_AT_ONCE)
         self._room = asyncio.Semaphore(self._most_live)
         self._stop = asyncio.Event()
         self._stopped_by: QuantrouteError | None = None
@@ -271,13 +275,15 @@ class Run:
 
     async def _feed(self, group: asyncio.TaskGroup, feed: Feed) -> None:
         """Start rows as there is room; a stop cancels this where it waits."""
-        rows = self._missing_rows(feed)
+        rows, begun = self._missing_rows(feed), 0
         try:
             while (row := await self._next_row(feed, rows)) is not None:
                 await self._room.acquire()
-                await self.client.slot()
+                if begun % self._rows_per_turn == 0:
+                    await asyncio.sleep(0)  # let those take their slots before looking for room
+                    await self.client.slot()
                 self._begin(group, feed, row)
-                await asyncio.sleep(0)  # let it take its slot before the next one looks for room
+                begun += 1
             feed.is_over = True
             if feed.purse is not None and feed.dataset is not None:
                 while feed.live:
