@@ -591,7 +591,9 @@ def row_key(
     distribution, and truncated rows must be redoable at a higher limit without touching good ones.
     `salt` carries a policy class when rows of different policies must not meet.
     """
-    identity = f'{{"messages":{canonical_messages(messages)}{_settings(model, sampling, rollout, salt)}'
+    identity = (
+        f'{{"messages":{canonical_messages(messages)}{_settings(model, sampling, rollout, salt)}'
+    )
     return RowKey(hashlib.sha256(identity.encode()).hexdigest())
 
 

@@ -71,7 +71,9 @@ def classify(answer: Answer, *, sampling: Sampling, asked: Sequence[str] = ()) -
         findings[RowClass.LOOP] = f"repeats itself (score {score:.3f})"
     if not findings:
         return Judgement(row_class=RowClass.GOOD, loop_score=score)
-    found = list(findings) if len(findings) == 1 else [item for item in RowClass if item in findings]
+    found = (
+        list(findings) if len(findings) == 1 else [item for item in RowClass if item in findings]
+    )
     details = tuple([findings[item] for item in found])
     return Judgement(row_class=found[0], details=details, loop_score=score)
 

@@ -365,7 +365,7 @@ def _insert_row(
             row.rollout,
             prompt.system,
             canonical_json(list(prompt.turns)),
-            canonical_json(dict(prompt.metadata)),
+            canonical_json(dict(prompt.metadata)) if prompt.metadata else "{}",
             state.value,
             None if row_class is None else row_class.value,
             turns_done,

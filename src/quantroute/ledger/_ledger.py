@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import glob
 import secrets
 import sqlite3
@@ -253,7 +254,9 @@ class BudgetLedger:
             JournalError: the record could not be written; nothing must be sent.
         """
         check_account(account)
-        make = self._reservation_maker(account, amount_pusd, endpoint, request_id, attempt)
+        make = functools.partial(
+            self._reservation, account, amount_pusd, endpoint, request_id, attempt
+        )
         result = await self._try_reserve(make())
         if not isinstance(result, _Refusal):
             return result
@@ -270,23 +273,20 @@ class BudgetLedger:
                     raise result.shortage
                 await _room_in(line)
 
-    def _reservation_maker(
+    def _reservation(
         self, account: Account, amount_pusd: int, endpoint: str, request_id: str, attempt: int
-    ) -> Callable[[], Reserved]:
-        def make() -> Reserved:
-            self._entries_made += 1
-            return Reserved(
-                entry_id=EntryId(f"{self._owner}-{self._entries_made:x}"),
-                account=account,
-                amount_pusd=amount_pusd,
-                endpoint=endpoint,
-                request_id=request_id,
-                attempt=attempt,
-                owner=self._owner,
-                at_s=self._clock.time_s(),
-            )
-
-        return make
+    ) -> Reserved:
+        self._entries_made += 1
+        return Reserved(
+            entry_id=EntryId(f"{self._owner}-{self._entries_made:x}"),
+            account=account,
+            amount_pusd=amount_pusd,
+            endpoint=endpoint,
+            request_id=request_id,
+            attempt=attempt,
+            owner=self._owner,
+            at_s=self._clock.time_s(),
+        )
 
     async def _try_reserve(self, record: Reserved) -> EntryId | _Refusal:
         try:

@@ -53,6 +53,9 @@ _SEVERAL: Final = 4
 #: So much work makes a batch that is worth a commit at once.
 _WORTHWHILE_BATCH: Final = 64
 _BUSY_TIMEOUT_S: Final = 60.0
+#: 16 MiB of pages are copied from the log into the file at once. Rows are spread over an index, so
+#: that the same pages are written again and again: the more at once, the fewer copies.
+_CHECKPOINT_PAGES: Final = 4_096
 
 log = get_logger("quantroute.storage")
 
@@ -341,6 +344,7 @@ class SqliteStore:
         )
         _switch_to_wal(connection)
         connection.execute("PRAGMA synchronous=FULL").close()
+        connection.execute(f"PRAGMA wal_autocheckpoint={_CHECKPOINT_PAGES}").close()
         connection.execute("PRAGMA temp_store=MEMORY").close()
         return connection
 
