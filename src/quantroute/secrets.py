@@ -83,7 +83,7 @@ class Redactor:
 
     def is_clean(self, raw: bytes) -> bool:
         """Whether `raw` holds none of the known key's forms."""
-        for needle in self._raw_needles:  # a loop, as `any` takes twice the time, per answer
+        for needle in self._raw_needles:  # noqa: SIM110 - `any` takes twice the time, per answer
             if needle in raw:
                 return False
         return True

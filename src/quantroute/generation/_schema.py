@@ -70,6 +70,19 @@ _TABLES: Final = (
         PRIMARY KEY (row_id, turn, revision)
     )
     """,
+    # Counting a million rows by class then reads a narrow index, not the texts.
+    """
+    CREATE INDEX IF NOT EXISTS generation_rows_by_class
+    ON generation_rows (run_id, dataset, state, row_class)
+    """,
+    # Sources that were read to their end with every row done: nothing to be had from them.
+    """
+    CREATE TABLE IF NOT EXISTS generation_readings (
+        run_id INTEGER NOT NULL REFERENCES generation_runs, source TEXT NOT NULL,
+        config_hash TEXT NOT NULL, rows INTEGER NOT NULL, duplicates INTEGER NOT NULL,
+        PRIMARY KEY (run_id, source, config_hash)
+    )
+    """,
 )
 
 TURN_COLUMNS: Final = tuple(item.name for item in dataclasses.fields(TurnRecord))
