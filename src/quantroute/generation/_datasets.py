@@ -210,12 +210,14 @@ class DatasetRun:
         plan = plan or await plan_run(client, spec, clock=clock)
         config = spec.config()
         purse = _purse(client, spec, plan)
+        hashes = {source.name: source.sha256 for source in config.sources}
         feeds = [
             Feed(
                 prompts=item.spec.read(),
                 dataset=item.name,
                 target=_target(item),
                 purse=purse,
+                source=hashes.get(item.name),
                 accepted_rows=item.accepted.rows,
                 accepted_tokens=item.accepted.output_tokens,
                 planned_rows=item.planned_rows,
