@@ -40,6 +40,7 @@ ENDPOINT = Endpoint(
     quantization_label="int4",
     pricing=Pricing.flat(input_usd_per_token="0.0000006", output_usd_per_token="0.0000025"),
 )
+QUOTE = ENDPOINT.pricing.quote()
 USAGE = TokenUsage(input_tokens=20, output_tokens=20)
 ANSWER = Answer(
     content="A short answer.",
@@ -92,7 +93,7 @@ class InstantClient:
 
     async def quote(self, model: str, sampling: Sampling) -> Quote | None:
         """The one endpoint's ceilings."""
-        return ENDPOINT.pricing.quote()
+        return QUOTE
 
 
 def write_prompts(path: Path, rows: int) -> None:

@@ -579,7 +579,7 @@ def canonical_messages(messages: Sequence[Message]) -> str:
                 return raw.decode()
     except TypeError:  # a lone surrogate, or a mapping that is no dict
         pass
-    return _canonical(list(messages))
+    return _canonical([dict(message) for message in messages])
 
 
 def row_key(

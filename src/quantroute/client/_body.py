@@ -22,6 +22,9 @@ _TEMPLATE_TOKENS_PER_MESSAGE: Final = 12
 _TEMPLATE_TOKENS_PER_REQUEST: Final = 128
 
 
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=dict).encode
+
+
 def input_bound_tokens(messages: Sequence[Message]) -> int:
     """More tokens than any byte-level tokenizer can make of `messages`.
 
@@ -67,4 +70,7 @@ def encode_body(
         body["stream"] = True
     if local is not None:
         body = local.body(body, is_streamed=request.is_streamed)
-    return orjson.dumps(body, default=dict)  # `dict` for mappings of another kind
+    try:
+        return orjson.dumps(body, default=dict)  # `dict` for mappings of another kind
+    except TypeError:  # what JSON allows and orjson does not: a seed beyond 64 bits, say
+        return _encode(body).encode()
