@@ -19,17 +19,35 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 from quantroute import BudgetLedger
-from quantroute.client import Answer, Answered, AnswerSink, ChatRequest, Completion, Provenance
-from quantroute.domain import Endpoint, Pricing, Quantization, Quote, Sampling, TokenUsage
+from quantroute.client import (
+    Answer,
+    Answered,
+    AnswerSink,
+    Attendance,
+    ChatRequest,
+    Completion,
+    Provenance,
+)
+from quantroute.domain import (
+    Endpoint,
+    EndpointKey,
+    Pricing,
+    Quantization,
+    Quote,
+    Sampling,
+    TokenUsage,
+)
 from quantroute.errors import QuantrouteError
 from quantroute.generation import DatasetSource, Progress, Prompt, Run, RunConfig, read_prompts
 from quantroute.ledger import Basis, Charge
 from quantroute.policy import Precision
+from quantroute.routing import Mix
 
 MODEL = "moonshotai/kimi-k2.5"
 ENDPOINT = Endpoint(
@@ -90,6 +108,20 @@ class InstantClient:
 
     def admit_again(self) -> None:
         """Nothing to take back."""
+
+    def judged(self, endpoint: EndpointKey, *, accepted: bool) -> None:
+        """There is one endpoint; nothing to choose."""
+
+    @asynccontextmanager
+    async def attended(self) -> AsyncIterator[Attendance]:
+        """Nothing is unknown here, so nothing is to be settled."""
+        yield Attendance()
+
+    async def pace(
+        self, model: str, sampling: Sampling, *, needed_per_s: float | None, answer_s: float
+    ) -> Mix | None:
+        """There is no deadline."""
+        return None
 
     async def quote(self, model: str, sampling: Sampling) -> Quote | None:
         """The one endpoint's ceilings."""

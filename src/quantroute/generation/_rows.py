@@ -165,9 +165,7 @@ class RowStore:
 
     async def forget_readings(self, run_id: int) -> None:
         """Rows that were done are to be had anew: what was read must be read again."""
-        await self._store.submit(
-            lambda c: c.execute("DELETE FROM generation_readings WHERE run_id = ?", (run_id,))
-        )
+        await self._store.submit(lambda c: _forget_readings(c, run_id))
 
     async def counts(self, run_id: int) -> tuple[RowCounts, ...]:
         """Rows per dataset, state and class."""
@@ -239,6 +237,8 @@ class RowStore:
                     column_of(problem),
                 ),
             )
+            if cursor.rowcount:  # what was read to its end with those done is to be read again
+                _forget_readings(connection, run_id)
             return cursor.rowcount
 
         return await self._store.submit(work)
@@ -341,6 +341,10 @@ def _read_standings(
 def _read_last_row_id(connection: sqlite3.Connection) -> int:
     (row_id,) = connection.execute("SELECT max(row_id) FROM generation_rows").fetchone()
     return row_id or 0
+
+
+def _forget_readings(connection: sqlite3.Connection, run_id: int) -> None:
+    connection.execute("DELETE FROM generation_readings WHERE run_id = ?", (run_id,))
 
 
 def _read_reading(
