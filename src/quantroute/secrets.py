@@ -83,7 +83,10 @@ class Redactor:
 
     def is_clean(self, raw: bytes) -> bool:
         """Whether `raw` holds none of the known key's forms."""
-        return not any(needle in raw for needle in self._raw_needles)
+        for needle in self._raw_needles:  # noqa: SIM110 - `any` takes twice the time, per answer
+            if needle in raw:
+                return False
+        return True
 
     def answer(self, text: str) -> str:
         """`text` without the known key; anything else is left as it is."""

@@ -370,6 +370,7 @@ async def test_nothing_acknowledged_is_lost_to_kill_9(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)  # forty processes that start
 async def test_kill_9_at_forty_moments(tmp_path: Path) -> None:
     """The same, often, on one growing file."""
     path = tmp_path / "l.sqlite"

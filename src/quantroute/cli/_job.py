@@ -80,6 +80,12 @@ class Job:
             return builtin_prompts()
         return chain.from_iterable(read_prompts(path) for path in self.files)
 
+    @property
+    def source(self) -> str | None:
+        """What tells these prompts from any others: the files' names and contents."""
+        found = [f"{item.name}:{item.sha256}" for item in self.config.sources]
+        return " ".join(found) or None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
@@ -224,6 +230,7 @@ async def _run(
         client,
         job.config,
         job.prompts(),
+        source=job.source,
         redo=job.redo,
         retry_refused=job.retry_refused,
         elastic_limits=job.elastic_limits,

@@ -21,7 +21,7 @@ from quantroute.client import (
     input_bound_tokens,
 )
 from quantroute.clock import Clock
-from quantroute.domain import EndpointKey, Message, Quote, Sampling, canonical_json
+from quantroute.domain import EndpointKey, Message, Quote, Sampling, canonical_messages
 from quantroute.errors import BudgetExceeded, QuantrouteError
 from quantroute.generation._config import RunConfig
 from quantroute.generation._limits import OutputLimits, remaining_pusd
@@ -224,7 +224,7 @@ class Conversation:
             judgement,
             entry_id=entry_id,
             turn=turn,
-            messages_sha256=hashlib.sha256(canonical_json(messages).encode()).hexdigest(),
+            messages_sha256=hashlib.sha256(canonical_messages(messages).encode()).hexdigest(),
             sampling=self.config.sampling,
             max_output_tokens=limit_tokens,
             created_at_s=self.clock.time_s(),

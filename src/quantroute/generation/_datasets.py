@@ -219,12 +219,14 @@ class DatasetRun:
         if shard is not None:
             accepted = await read_accepted(client.ledger.store, spec.name, shard)
             fixed = FixedPurse(client.ledger, _caps(spec, plan), name=spec.name)
+        hashes = {source.name: source.sha256 for source in config.sources}
         feeds = [
             Feed(
                 prompts=item.spec.read(),
                 dataset=item.name,
                 target=_target(item, shard),
                 purse=purse if fixed is None else None,
+                source=hashes.get(item.name),
                 accepted_rows=accepted.get(item.name, Accepted()).rows,
                 accepted_tokens=accepted.get(item.name, Accepted()).output_tokens,
                 planned_rows=item.planned_rows,

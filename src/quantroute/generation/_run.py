@@ -31,6 +31,7 @@ from quantroute.generation._conversation import ChatClient, Conversation, accoun
 from quantroute.generation._deadline import REPLAN_EVERY_S, Deadline, Pace, needed_per_s
 from quantroute.generation._expect import assumed
 from quantroute.generation._feed import Feed
+from quantroute.generation._known import DueRows, KnownRows
 from quantroute.generation._limits import LENGTHS_KEPT, OutputLimits
 from quantroute.generation._measure import read_qualities
 from quantroute.generation._prompts import Prompt
@@ -44,7 +45,7 @@ from quantroute.generation._report import (
     Tally,
     stop_reason,
 )
-from quantroute.generation._rows import Resume, RowId, RowStore, StoredRun
+from quantroute.generation._rows import Reading, RowId, RowStore, StoredRun
 from quantroute.generation._shard import Shard
 from quantroute.generation._statistical import StatisticalReserve
 from quantroute.ledger import Account
@@ -56,8 +57,9 @@ __all__ = ["DEFAULT_DRAIN_S", "Run"]
 DEFAULT_DRAIN_S: Final = 120.0
 #: Rows that wait out a pause hold no slot; so many rows per slot may be under way in all.
 _LIVE_ROWS_PER_SLOT: Final = 2
-#: Skipping done rows needs no waiting; the loop gets its turn all the same.
-_SKIPS_PER_TURN: Final = 256
+#: With so many slots for each, several rows begin in one turn of the loop: a turn asks the system
+#: what has arrived, which costs as much as beginning a row.
+_SLOTS_PER_ROW_AT_ONCE: Final = 64
 
 ProgressHook = Callable[[Progress], None]
 log = get_logger("quantroute.generation")
@@ -73,12 +75,13 @@ class Run:
     Each row is in the store exactly once, whatever happened before: rows are found by the key of
     their content. Rows, their charges and the run's settings share the ledger's file.
 
-    Memory: rows under way (twice the client's requests in flight at most) and some hundred bytes
-    per row that is done; never the prompts.
+    Memory: rows under way (twice the client's requests in flight at most), the keys of the last
+    65,536 rows and a bit per row that is done; never the prompts.
 
     Args:
         client: an open client; its ledger's store takes the rows.
-        prompts: read once, lazily, as room comes.
+        prompts: read once, lazily, as room comes; when resuming, up to 256 rows ahead.
+        source: a name for exactly what `prompts` yields; see `Feed`.
         feeds: instead of `prompts`: datasets with targets and purses of their own, read at the same
             time, each with its share of the rows under way.
         redo: classes of finished rows to be had anew. The old answers stay as earlier revisions.
@@ -100,6 +103,7 @@ class Run:
         config: RunConfig,
         prompts: Iterable[Prompt] = (),
         *,
+        source: str | None = None,
         feeds: Sequence[Feed] = (),
         redo: Set[RowClass] = frozenset(),
         retry_refused: bool = False,
@@ -115,7 +119,7 @@ class Run:
         self.client = client
         self.config = config
         planned = deadline.rows if deadline is not None else None
-        self._feeds = tuple(feeds) or (Feed(prompts=prompts, planned_rows=planned),)
+        self._feeds = tuple(feeds) or (Feed(prompts=prompts, source=source, planned_rows=planned),)
         if deadline is not None and any(feed.remaining_rows is None for feed in self._feeds):
             raise ConfigurationError("a deadline needs to know how many rows are wanted: rows=...")
         self._configs: dict[str, RunConfig] = {}
@@ -133,13 +137,13 @@ class Run:
         self._clock: Clock = clock or SystemClock()
         self._rows = RowStore(client.ledger.store)
         self._run_id = -1
-        self._resume = Resume(set(), set())
-        self._begun: set[bytes] = set()
+        self._known = KnownRows(rows=self._rows, run_id=-1)
         self._capped: dict[Account, BudgetExceeded] = {}
         self._tally = Tally()
         self._quality = QualityBook()
         self._live: set[asyncio.Task[None]] = set()
         self._most_live = max(2, _LIVE_ROWS_PER_SLOT * client.max_in_flight)
+        self._rows_per_turn = max(1, client.max_in_flight // _SLOTS_PER_ROW_AT_ONCE)
         self._room = asyncio.Semaphore(self._most_live)
         self._stop = asyncio.Event()
         self._stopped_by: QuantrouteError | None = None
@@ -176,25 +180,21 @@ class Run:
                 model=self.config.model,
                 max_in_flight=self.client.max_in_flight,
             )
-            self._resume = await self._rows.resume(
-                self._run_id, redo=self._redo, retry_refused=self._retry_refused
-            )
+            await self._look_back(stored)
             if self._has_elastic_limits:
                 self._known_lengths = await self._rows.lengths(self._run_id, most=LENGTHS_KEPT)
-            if self._shard is not None:  # rows of others may be in the same file
-                mine = {mark for mark in self._resume.finished if self._shard.owns(mark)}
-                self._resume.finished.intersection_update(mine)
             try:
                 async with self.client.attended() as attendance:
                     with calm_collector():
                         await self._perform()
+                    await self._note_readings(stored)
             finally:
                 if self._stop.is_set():
                     self.client.admit_again()
-            if isinstance(self._stopped_by, RefusedAlike):
-                await self._reopen_refused(self._stopped_by)
                 if self._deadline is not None:
                     await self._set_pace(None)
+            if isinstance(self._stopped_by, RefusedAlike):
+                await self._reopen_refused(self._stopped_by)
             if self._stopped_by is not None and stop_reason(self._stopped_by) is None:
                 raise self._stopped_by
             report = await self._report(stored, self._clock.now_s() - began_s, attendance)
@@ -280,13 +280,15 @@ class Run:
 
     async def _feed(self, group: asyncio.TaskGroup, feed: Feed) -> None:
         """Start rows as there is room; a stop cancels this where it waits."""
-        rows = self._missing_rows(feed)
+        rows, begun = DueRows(self._all_rows(feed), self._known, feed), 0
         try:
             while (row := await self._next_row(feed, rows)) is not None:
                 await self._room.acquire()
-                await self.client.slot()
+                if begun % self._rows_per_turn == 0:
+                    await asyncio.sleep(0)  # let those take their slots before looking for room
+                    await self.client.slot()
                 self._begin(group, feed, row)
-                await asyncio.sleep(0)  # let it take its slot before the next one looks for room
+                begun += 1
             feed.is_over = True
             if feed.purse is not None and feed.dataset is not None:
                 while feed.live:
@@ -295,15 +297,17 @@ class Run:
         except QuantrouteError as error:
             self._stop_for(error)
 
-    async def _next_row(self, feed: Feed, rows: Iterator[RowId | None]) -> RowId | None:
+    async def _next_row(self, feed: Feed, rows: DueRows) -> RowId | None:
         """The row to begin next; None when the feed is over. Waits for rows that will decide."""
         while not feed.is_reached:
             if feed.shortage is not None and not await self._has_more_money(feed):
                 return None
             if feed.wants_more and feed.live < self._share():
-                row = feed.unpaid.popleft() if feed.unpaid else await _read(rows)
+                row = feed.unpaid.popleft() if feed.unpaid else await rows.next()
                 if row is not None:
-                    return row
+                    if self._may_pay(row):
+                        return row
+                    continue
                 feed.is_read = True
                 if feed.purse is None or not feed.live:
                     return None
@@ -336,36 +340,21 @@ class Run:
         if not self._tally.answers:
             self._show()  # the first answer may be minutes away: show that rows are under way
 
-    def _missing_rows(self, feed: Feed) -> Iterator[RowId | None]:
-        """Rows that are to be had, each once; now and then None for a breather."""
-        skips = 0
+    def _all_rows(self, feed: Feed) -> Iterator[RowId]:
+        """Every row of the feed's prompts, done or not."""
         for prompt in feed.prompts:
             config = self._config_of(prompt.dataset)
             for rollout in range(feed.rollouts or config.rollouts):
-                row = RowId(key=config.row_key(prompt, rollout), prompt=prompt, rollout=rollout)
-                if self._is_due(row):
-                    yield row
-                    continue
-                skips += 1
-                if skips % _SKIPS_PER_TURN == 0:
-                    yield None
+                key = config.row_key(prompt, rollout)
+                if self._shard is None or self._shard.owns(digest(key)):
+                    yield RowId(key=key, prompt=prompt, rollout=rollout)
 
-    def _is_due(self, row: RowId) -> bool:
-        mark = digest(row.key)
-        if self._shard is not None and not self._shard.owns(mark):
-            return False
-        if mark in self._begun:
-            self._tally.duplicates += 1
-            return False
-        self._begun.add(mark)
-        if mark in self._resume.finished:
-            self._resume.finished.discard(mark)
-            self._tally.resumed += 1
-            return False
-        if account_of(self.config, row.prompt.dataset) in self._capped:
-            self._tally.skipped += 1
-            return False
-        return True
+    def _may_pay(self, row: RowId) -> bool:
+        """Whether there is money for it; else it is skipped."""
+        if account_of(self.config, row.prompt.dataset) not in self._capped:
+            return True
+        self._tally.skipped += 1
+        return False
 
     def _config_of(self, dataset: str) -> RunConfig:
         config = self._configs.get(dataset)
@@ -442,10 +431,9 @@ class Run:
 
     async def _row(self, feed: Feed, row: RowId) -> None:
         """One row to its end. Its failure is its own; a run-stopper is noted once."""
-        mark = digest(row.key)
         try:
             done = None
-            if mark in self._resume.started:
+            if self._known.is_started(row):
                 done = await self._rows.find(self._run_id, row.key)
             conversation = Conversation(
                 client=self.client,
@@ -463,11 +451,12 @@ class Run:
             )
             end = await conversation.run()
         except BudgetExceeded as error:
-            self._resume.started.add(mark)  # some turns may be in, should the row be tried again
+            self._known.note_started(row)  # some turns may be in, should the row be tried again
             self._cap_reached(feed, row, error)
         except QuantrouteError as error:
             self._stop_for(error)
         else:
+            self._known.note_end(row)
             self._tally.ends[end] += 1
             feed.count_end(end, conversation.accepted_tokens)
             self._show()
@@ -493,7 +482,7 @@ class Run:
     def _show(self) -> None:
         if self._on_progress is not None:
             self._on_progress(
-                self._tally.progress(
+                self._counted().progress(
                     live=len(self._live),
                     is_stopping=self._stop.is_set(),
                     alarms=tuple(self._quality.alarms),
@@ -544,6 +533,57 @@ class Run:
         for task in tuple(self._live):
             task.cancel()
 
+    # -- earlier starts and later ones ------------------------------------------------------------
+
+    async def _look_back(self, stored: StoredRun) -> None:
+        """What earlier starts have done."""
+        self._known = KnownRows(
+            rows=self._rows,
+            run_id=stored.run_id,
+            redo=self._redo,
+            retry_refused=self._retry_refused,
+            batch_rows=self.client.max_in_flight,
+        )
+        await self._known.open()
+        if self._redo or self._retry_refused:
+            await self._rows.forget_readings(stored.run_id)
+            return
+        for feed in self._feeds:
+            reading = await self._earlier_reading(stored, feed)
+            if reading is not None:
+                feed.prompts = ()
+                self._known.note_unread(feed, reading)
+
+    async def _earlier_reading(self, stored: StoredRun, feed: Feed) -> Reading | None:
+        if feed.source is None:
+            return None
+        return await self._rows.reading(
+            stored.run_id, self._source_of(feed), config_hash=stored.config_hash
+        )
+
+    def _source_of(self, feed: Feed) -> str:
+        """The feed's source, with what else decides about the rows that it gives."""
+        part = "" if self._shard is None else f":{self._shard}"
+        return f"{feed.dataset or ''}:{feed.rollouts or ''}:{feed.source}{part}"
+
+    async def _note_readings(self, stored: StoredRun) -> None:
+        """Let later starts pass over what was read whole, if every row of this start is done."""
+        tally = self._tally
+        if self._stopped_by or self._capped or tally.skipped or tally.ends[RowState.GAVE_UP]:
+            return
+        for feed in self._feeds:
+            if feed.source is not None and feed.is_read:
+                await self._rows.note_reading(
+                    stored.run_id,
+                    self._source_of(feed),
+                    Reading(rows=feed.rows, duplicates=feed.duplicates),
+                    config_hash=stored.config_hash,
+                )
+
+    def _counted(self) -> Tally:
+        self._tally.resumed, self._tally.duplicates = self._known.resumed, self._known.duplicates
+        return self._tally
+
     # -- bookkeeping ------------------------------------------------------------------------------
 
     @contextlib.contextmanager
@@ -574,13 +614,19 @@ class Run:
                     )
             yield
 
+    def _strays(self, tally: Tally) -> int | None:
+        """Rows that no prompt asked for; of a shard nobody can tell, others' are in the file."""
+        if self._shard is not None or not self._has_read_all:
+            return None
+        return max(0, self._known.done_before - tally.resumed)
+
     async def _report(
         self, stored: StoredRun, elapsed_s: float, attendance: Attendance
     ) -> RunReport:
         error: QuantrouteError | None = self._stopped_by
         if error is None:
             error = next(iter(self._capped.values()), None)
-        tally = self._tally
+        tally = self._counted()
         return RunReport(
             run=stored.name,
             stop_reason=(stop_reason(error) if error else None) or StopReason.DONE,
@@ -592,7 +638,7 @@ class Run:
             gave_up=tally.ends[RowState.GAVE_UP],
             skipped=tally.skipped,
             cut_off=tally.cut_off,
-            strays=len(self._resume.finished) if self._has_read_all else None,
+            strays=self._strays(tally),
             counts=await self._rows.counts(stored.run_id),
             spent_pusd=self.client.ledger.balance(Account(stored.name)).posted_pusd,
             elapsed_s=elapsed_s,
@@ -603,15 +649,6 @@ class Run:
             alarms=tuple(self._quality.alarms),
             deadline_s=None if self._deadline is None else self._deadline.after_s,
         )
-
-
-async def _read(rows: Iterator[RowId | None]) -> RowId | None:
-    """The next row; None at the end."""
-    for row in rows:
-        if row is not None:
-            return row
-        await asyncio.sleep(0)
-    return None
 
 
 async def _all_done(tasks: Set[asyncio.Task[None]]) -> None:

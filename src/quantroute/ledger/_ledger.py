@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import glob
 import secrets
 import sqlite3
@@ -249,26 +250,25 @@ class BudgetLedger:
             JournalError: the record could not be written; nothing must be sent.
         """
         check_account(account)
-        make = self._reservation_maker(account, amount_pusd, endpoint, request_id, attempt)
+        make = functools.partial(
+            self._reservation, account, amount_pusd, endpoint, request_id, attempt
+        )
         return await self._lines.reserve(lambda: self._try_reserve(make()), wait=wait)
 
-    def _reservation_maker(
+    def _reservation(
         self, account: Account, amount_pusd: int, endpoint: str, request_id: str, attempt: int
-    ) -> Callable[[], Reserved]:
-        def make() -> Reserved:
-            self._entries_made += 1
-            return Reserved(
-                entry_id=EntryId(f"{self._owner}-{self._entries_made:x}"),
-                account=account,
-                amount_pusd=amount_pusd,
-                endpoint=endpoint,
-                request_id=request_id,
-                attempt=attempt,
-                owner=self._owner,
-                at_s=self._clock.time_s(),
-            )
-
-        return make
+    ) -> Reserved:
+        self._entries_made += 1
+        return Reserved(
+            entry_id=EntryId(f"{self._owner}-{self._entries_made:x}"),
+            account=account,
+            amount_pusd=amount_pusd,
+            endpoint=endpoint,
+            request_id=request_id,
+            attempt=attempt,
+            owner=self._owner,
+            at_s=self._clock.time_s(),
+        )
 
     async def _try_reserve(self, record: Reserved) -> EntryId | Refusal:
         try:
