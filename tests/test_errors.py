@@ -37,12 +37,9 @@ SAMPLES: dict[str, Any] = {
     "maybe_billed": True,
     "status": 429,
     "retry_after_s": 1.5,
-<<<<<<< HEAD
     "refusal": "x",
     "rows": 25,
-=======
     "source": "target",
->>>>>>> c86d86d (Hidden states from transformers, vLLM and SGLang into a planned, resumable, verified store)
 }
 CLASSES = [
     cls

@@ -14,6 +14,7 @@ from quantroute._version import __version__
 from quantroute.cli import (
     _endpoints,
     _export,
+    _extract,
     _generate,
     _loop,
     _plan,
@@ -61,6 +62,7 @@ app.command("status")(_status.status)
 app.command("reconcile")(_status.reconcile)
 app.command("export")(_export.export)
 app.command("serve")(_serve.serve)
+app.command("extract")(_extract.extract)
 app.command("simulate")(_simulate.simulate)
 
 

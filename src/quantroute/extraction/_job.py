@@ -6,9 +6,11 @@ import asyncio
 import hashlib
 import json
 import shutil
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import compress, islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,7 +37,7 @@ from quantroute.extraction._plan import (
 from quantroute.extraction._records import Example, LayerIds
 from quantroute.extraction._safetensors import write_tensors
 from quantroute.extraction._shard import ShardBuffer
-from quantroute.extraction._source import StateSource
+from quantroute.extraction._source import StateSource, probe_examples
 from quantroute.extraction._target import Target
 from quantroute.storage import FileLock, atomic_write, is_locked
 
@@ -171,6 +173,22 @@ class Extraction:
         need = self.need()
         need.check(str(self.folder.path))
         return need
+
+    def missing_tokens(self) -> int:
+        """Tokens of this part that are not committed yet."""
+        return sum(span.tokens for span in self._own() if self._committed(span) is None)
+
+    def probe_examples(self) -> list[Example]:
+        """A few beginnings of the job's own examples; see `probe_examples`."""
+        return probe_examples(compress(self._examples(), self.plan.taken))
+
+    async def measure(self, source: StateSource, *, examples: int) -> float:
+        """Tokens per second of the source on the first examples; nothing is written."""
+        first = list(islice(compress(self._examples(), self.plan.taken), examples))
+        began_s = time.perf_counter()
+        async for _ in source.states(first):
+            pass
+        return sum(map(len, first)) / (time.perf_counter() - began_s)
 
     def request_stop(self) -> None:
         """Begin no further shard; those in work are finished. Call it on the event loop."""

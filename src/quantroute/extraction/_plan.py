@@ -190,65 +190,76 @@ _CHANGED: Final = "they changed between planning and extraction; plan again"
 
 
 def plan_shards(stream: ExampleStream, *, shard_tokens: int, selection: Selection) -> Plan:
-    """Read everything once, choose, and split; memory is some 100 bytes per example.
+    """Read everything once, choose, and split; memory is some 200 bytes per example.
 
     Shards hold consecutive chosen examples, until the next would exceed `shard_tokens`; a longer
     example has a shard of its own. A second example of equal content is left out.
     """
-    taken, left_out = _chosen(stream, selection)
-    spans: list[ShardSpan] = []
-    loss_tokens = 0
-    keys: list[str] = []
-    tokens = 0
-
-    def close() -> None:
-        nonlocal tokens
-        if keys:
-            span = ShardSpan(
-                index=len(spans), examples=len(keys), tokens=tokens, keys_sha256=_keys_sha256(keys)
-            )
-            spans.append(span)
-            keys.clear()
-            tokens = 0
-
-    for example in compress(stream(), taken):
-        if tokens + len(example) > shard_tokens:
-            close()
-        keys.append(example.key)
-        tokens += len(example)
-        loss_tokens += int(example.loss_mask.sum())
-    close()
-    return Plan(shards=tuple(spans), taken=bytes(taken), left_out=left_out, loss_tokens=loss_tokens)
+    census = _Census(selection)
+    for example in stream():
+        census.add(example)
+    census.keep_to_budgets()
+    return Plan(
+        shards=tuple(census.spans(shard_tokens)),
+        taken=bytes(census.taken),
+        left_out=dict(census.left_out),
+        loss_tokens=sum(compress(census.loss_lengths, census.taken)),
+    )
 
 
-def _chosen(stream: ExampleStream, selection: Selection) -> tuple[bytearray, dict[str, int]]:
-    taken = bytearray()
-    left_out: Counter[str] = Counter()
-    seen: set[bytes] = set()
-    order: list[tuple[bytes, int]] = []  # key, place; only of examples that draw from a budget
-    lengths = array("q")
-    budgets: dict[int, tuple[tuple[str, int], ...]] = {}
-    for place, example in enumerate(stream()):
+class _Census:
+    """What planning remembers of each example: its key, its lengths, the budgets it draws from."""
+
+    def __init__(self, selection: Selection) -> None:
+        self._selection = selection
+        self.taken = bytearray()
+        self.left_out: Counter[str] = Counter()
+        self.keys: list[bytes] = []
+        self.lengths, self.loss_lengths = array("q"), array("q")
+        self._seen: set[bytes] = set()
+        self._budgets: dict[int, tuple[tuple[str, int], ...]] = {}
+
+    def add(self, example: Example) -> None:
         key = bytes.fromhex(example.key)
-        reason = "duplicate" if key in seen else selection.refuses(example)
-        seen.add(key)
-        lengths.append(len(example))
-        taken.append(reason is None)
+        reason = "duplicate" if key in self._seen else self._selection.refuses(example)
+        self._seen.add(key)
         if reason is not None:
-            left_out[reason] += 1
-        elif buckets := tuple(selection.buckets(example)):
-            order.append((key, place))
-            budgets[place] = buckets
-    spent: Counter[str] = Counter()
-    for _, place in sorted(order):
-        length = lengths[place]
-        if any(spent[name] + length > limit for name, limit in budgets[place]):
-            taken[place] = False
-            left_out["budget"] += 1
-            continue
-        for name, _limit in budgets[place]:
-            spent[name] += length
-    return taken, dict(left_out)
+            self.left_out[reason] += 1
+        elif budgets := tuple(self._selection.buckets(example)):
+            self._budgets[len(self.keys)] = budgets
+        self.keys.append(key)
+        self.taken.append(reason is None)
+        self.lengths.append(len(example))
+        self.loss_lengths.append(int(example.loss_mask.sum()))
+
+    def keep_to_budgets(self) -> None:
+        """Take back what does not fit, going by the keys."""
+        spent: Counter[str] = Counter()
+        for place in sorted(self._budgets, key=self.keys.__getitem__):
+            length, budgets = self.lengths[place], self._budgets[place]
+            if any(spent[name] + length > limit for name, limit in budgets):
+                self.taken[place] = False
+                self.left_out["budget"] += 1
+                continue
+            for name, _limit in budgets:
+                spent[name] += length
+
+    def spans(self, shard_tokens: int) -> Iterator[ShardSpan]:
+        """The split of what is taken."""
+        keys: list[str] = []
+        index = tokens = 0
+        for key, length in compress(zip(self.keys, self.lengths, strict=True), self.taken):
+            if keys and tokens + length > shard_tokens:
+                yield _span(index, keys, tokens)
+                keys, tokens, index = [], 0, index + 1
+            keys.append(key.hex())
+            tokens += length
+        if keys:
+            yield _span(index, keys, tokens)
+
+
+def _span(index: int, keys: list[str], tokens: int) -> ShardSpan:
+    return ShardSpan(index=index, examples=len(keys), tokens=tokens, keys_sha256=_keys_sha256(keys))
 
 
 def _keys_sha256(keys: Iterable[str]) -> str:
