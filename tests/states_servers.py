@@ -58,23 +58,24 @@ class FakeVllm:
         ids = body["prompt"]
         assert (body["model"], body["max_tokens"], body["return_token_ids"]) == ("tiny", 1, True)
         self.requests.append(ids)
+        number = len(self.requests)
         self.open += 1
         self.most_open = max(self.most_open, self.open)
         try:
             await asyncio.sleep(0)
-            return self._answer(ids, next(self._faults, None))
+            return self._answer(ids, number, next(self._faults, None))
         finally:
             self.open -= 1
 
-    def _answer(self, ids: list[int], fault: Fault) -> web.Response:
+    def _answer(self, ids: list[int], number: int, fault: Fault) -> web.Response:
         if self.is_dead:
             return web.json_response({"error": {"message": "EngineDeadError"}}, status=500)
         if fault is not None and fault.isdecimal():
             return web.json_response({"error": {"message": "no"}}, status=int(fault))
-        name = f"cmpl-{len(self.requests)}.safetensors"
+        name = f"cmpl-{number}.safetensors"
         path = self._folder / name
         lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT)
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if fault in ("dies", "never"):
             self.is_dead = fault == "dies"
             os.close(lock)  # what a crashed engine leaves: an empty lock, and no file

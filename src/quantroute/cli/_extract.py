@@ -75,7 +75,7 @@ def extract(
         _show_plan(job, need, refused)
     facts = asyncio.run(_perform(described, job, dry_run=dry_run, probing=probe, silent=as_json))
     if as_json:
-        print_json(_plan_data(job, need, refused) | facts)
+        print_json({"plan": _plan_data(job, need, refused), **facts})
     if facts.get("was_stopped"):
         raise typer.Exit(ExitCode.INTERRUPTED)
     if facts.get("lost"):
@@ -247,7 +247,7 @@ def _plan_data(job: Extraction, need: DiskNeed, refused: Mapping[str, int]) -> d
         "examples": job.plan.examples,
         "tokens": job.plan.tokens,
         "loss_tokens": job.plan.loss_tokens,
-        "total_shards": len(job.plan.shards),
+        "shards": len(job.plan.shards),
         "left_out": dict(job.plan.left_out),
         "refused": dict(refused),
         "bytes_per_token": job.layout.state_bytes_per_token,

@@ -215,6 +215,7 @@ class Extraction:
         with self._locked():
             if not self.folder.plan.exists():
                 write_json(self.folder.plan, self._description())
+            self._sweep()
             self._keep_norm(source)
             work = _Work(self, source, on_progress)
             await work.execute()
@@ -268,6 +269,13 @@ class Extraction:
                 problem=f"holds another extraction ({', '.join(differing)} differ); choose another "
                 "folder, or put the settings and the rows back as they were",
             )
+
+    def _sweep(self) -> None:
+        """Take away what a killed worker of this part was writing."""
+        for leftover in self.folder.path.glob("shards/.*.tmp"):
+            index = leftover.name.split(".")[1]
+            if index.isdecimal() and self.part.has(int(index)):
+                leftover.unlink(missing_ok=True)
 
     def _keep_norm(self, source: StateSource) -> None:
         norm = source.final_norm()

@@ -128,10 +128,12 @@ class VllmSource:
         answer = await self._server.post("/v1/completions", body)
         path = self._path_of(answer)
         try:
+            # First the file, whatever the answer says: deleted too early, it would stay for good.
+            hidden = await self._file(path, ids)
             seen = _prompt_ids(answer)
             if seen is not None and seen != ids:
                 raise _Broken("the server saw other token ids than were sent")
-            return await self._file(path, ids)
+            return hidden
         finally:
             for leftover in (path, _lock_of(path)):
                 with contextlib.suppress(OSError):
