@@ -1,7 +1,7 @@
 """Against a real vLLM for CPUs, with the hidden-states connector; skipped where there is none.
 
-Its stock connector pins memory, which needs an accelerator: on CPUs alone the server dies at the first
-request unless its connector is replaced by one that does not. Run with `-m vllm`.
+Its stock connector pins memory, which needs an accelerator: on CPUs alone the server dies at the
+first request unless its connector is replaced by one that does not. Run with `-m vllm`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from states_support import examples, tiny_llama
 
 from quantroute.extraction import (
     LayerIds,
@@ -29,6 +28,7 @@ from quantroute.extraction import (
     probe_examples,
 )
 from quantroute.extraction._vllm import vllm_flags
+from states_support import examples, tiny_llama
 
 pytestmark = [
     pytest.mark.vllm,
