@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from quantroute.errors import ConfigurationError, DatasetError, JournalError, SourceError
+from quantroute.extraction import _job
 from quantroute.extraction._job import Extraction, ExtractionProgress, StoreSettings
 from quantroute.extraction._plan import Part, Selection
 from quantroute.extraction._records import LayerIds
 from quantroute.extraction._store import StateStore
 from quantroute.extraction._target import Target
-from quantroute.storage import FileLock
+from quantroute.storage import FileLock, is_locked
 from states_support import FakeSource, contents, examples, tiny_llama
 
 torch = pytest.importorskip("torch", reason="needs quantroute[extract]")
@@ -121,6 +124,31 @@ async def test_resuming_gives_the_same_files(target: Target, tmp_path: Path) -> 
             assert not (broken / "manifest.json").exists()
     assert 2 < starts < 10
     assert contents(broken) == contents(tmp_path / "whole")
+
+
+async def test_a_cancelled_run_leaves_no_thread_behind_that_still_writes(
+    target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began, go_on = threading.Event(), threading.Event()
+    write = _job._write
+
+    def slowly(*arguments: Any) -> Any:
+        began.set()
+        assert go_on.wait(30)
+        return write(*arguments)
+
+    monkeypatch.setattr(_job, "_write", slowly)
+    task = asyncio.ensure_future(job(target, tmp_path / "s").run(FakeSource(target, LAYERS)))
+    await asyncio.to_thread(began.wait, 30)
+    task.cancel()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not task.done()
+    assert is_locked(tmp_path / "s/locks/1-of-1.lock")
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert (tmp_path / "s/shards/000000.json").exists()
 
 
 async def test_a_finished_store_is_not_made_again(target: Target, tmp_path: Path) -> None:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import compress, islice
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from quantroute.errors import ConfigurationError, DatasetError
 from quantroute.extraction._manifest import (
@@ -44,6 +45,8 @@ from quantroute.storage import FileLock, atomic_write, is_locked
 __all__ = ["Extraction", "ExtractionProgress", "ExtractionReport", "StoreSettings"]
 
 _GB: Final = 10**9
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -382,8 +385,8 @@ class _Work:
     async def _commit(self, span: ShardSpan, buffer: ShardBuffer) -> None:
         job = self._job
         try:
-            record = await asyncio.to_thread(
-                _write, job.folder, span, buffer, job.layout, job._description()
+            record = await _to_the_end(
+                asyncio.to_thread(_write, job.folder, span, buffer, job.layout, job._description())
             )
         except OSError as error:
             raise DatasetError(
@@ -463,6 +466,20 @@ def _write(
         {name: getattr(record, name) for name in ShardRecord.__slots__},
     )
     return record
+
+
+async def _to_the_end(work: Coroutine[Any, Any, Result]) -> Result:
+    """Await a thread's work. A cancelled wait ends only when the thread has: it holds our lock."""
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        while not task.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait({task})
+        if not task.cancelled():
+            task.exception()  # looked at: the cancellation is what there is to tell
+        raise
 
 
 def _row_line(example: Example) -> bytes:
