@@ -4,6 +4,14 @@ Needs the extra `quantroute[extract]`. Nothing here talks to a paid service.
 """
 
 from quantroute.extraction._examples import TokenSettings, examples_from_rows
+from quantroute.extraction._formats import (
+    FormatReport,
+    Norm,
+    StatesFacts,
+    write_modelopt,
+    write_specforge,
+    write_speculators,
+)
 from quantroute.extraction._inputs import ExampleFiles, read_pretokenized
 from quantroute.extraction._job import (
     Extraction,
@@ -31,11 +39,17 @@ from quantroute.extraction._tokens_report import (
 )
 from quantroute.extraction._transformers import TransformersSource
 from quantroute.extraction._vllm import VllmSource
+from quantroute.extraction._vocabulary import (
+    DraftVocabulary,
+    count_supervised,
+    special_token_ids,
+)
 
 __all__ = [
     "KIMI_STYLE_TEMPLATE",
     "CountComparison",
     "DiskNeed",
+    "DraftVocabulary",
     "Example",
     "ExampleFiles",
     "ExtractSpec",
@@ -43,9 +57,11 @@ __all__ = [
     "ExtractionProgress",
     "ExtractionReport",
     "FinalNorm",
+    "FormatReport",
     "LayerConvention",
     "LayerIds",
     "Lost",
+    "Norm",
     "Part",
     "Plan",
     "ProbeReport",
@@ -58,6 +74,7 @@ __all__ = [
     "StateSource",
     "StateStore",
     "States",
+    "StatesFacts",
     "StoreSettings",
     "Target",
     "TargetTokenizer",
@@ -67,6 +84,7 @@ __all__ = [
     "TransformersSource",
     "Turn",
     "VllmSource",
+    "count_supervised",
     "examples_from_rows",
     "load_extract_spec",
     "probe",
@@ -74,6 +92,10 @@ __all__ = [
     "probe_template",
     "read_pretokenized",
     "read_row_files",
+    "special_token_ids",
     "turns_of",
     "write_kimi_style_tokenizer",
+    "write_modelopt",
+    "write_specforge",
+    "write_speculators",
 ]
