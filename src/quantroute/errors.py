@@ -21,7 +21,8 @@
     |-- AccountError                             the whole run must stop, resumable
     |   |-- CreditsExhausted                     402, or the key's own limit
     |   `-- KeyRejected                          401, or no key at all
-    `-- DatasetError                             prompts or rows that cannot be used
+    |-- DatasetError                             prompts or rows that cannot be used
+    `-- SourceError                              hidden states cannot be had from the target
 
 Each class builds its own message from keyword facts, keeps them in `facts`, and survives pickling.
 Messages never hold a payload, a header or a key; they say what happened and what to do next.
@@ -54,6 +55,7 @@ __all__ = [
     "RequestError",
     "RequestRefused",
     "ResponseStatusError",
+    "SourceError",
     "TransportError",
     "UnknownName",
 ]
@@ -332,3 +334,15 @@ class RefusedAlike(AccountError):
         self.facts = {"refusal": refusal, "status": status, "rows": rows}
         self.refusal = refusal
         self.rows = rows
+
+
+class SourceError(QuantrouteError):
+    """The target gives no hidden states, or not the right ones. What is stored stays; rerun.
+
+    `source` names the model folder or the server.
+    """
+
+    def __init__(self, *, source: str, problem: str) -> None:
+        super().__init__(f"{source}: {problem}")
+        self.facts = {"source": source, "problem": problem}
+        self.source, self.problem = source, problem

@@ -26,7 +26,7 @@ PAGES = [README, *sorted((ROOT / "docs").rglob("*.md")), ROOT / "CONTRIBUTING.md
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 #: Commands that serve until they are interrupted, or need a target: they have tests of their own.
-ELSEWHERE = {"simulate", "serve", "extract", "train", "audit", "demo", "pipeline"}
+ELSEWHERE = {"simulate", "serve", "extract", "train", "export-drafter", "audit", "demo", "pipeline"}
 
 
 def readme_commands() -> Iterator[list[str]]:

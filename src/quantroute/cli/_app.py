@@ -15,6 +15,7 @@ from quantroute.cli import (
     _endpoints,
     _export,
     _export_drafter,
+    _extract,
     _generate,
     _loop,
     _plan,
@@ -63,6 +64,7 @@ app.command("status")(_status.status)
 app.command("reconcile")(_status.reconcile)
 app.command("export")(_export.export)
 app.command("serve")(_serve.serve)
+app.command("extract")(_extract.extract)
 app.command("simulate")(_simulate.simulate)
 app.command("train")(_train.train)
 app.command("export-drafter")(_export_drafter.export_drafter)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from quantroute._log import get_logger
+from quantroute._signals import STOP_SIGNALS, on_stop_signals
 from quantroute.client import Attendance
 from quantroute.clock import Clock, SystemClock
 from quantroute.errors import (
@@ -219,7 +220,7 @@ class Run:
     @contextlib.contextmanager
     def install_signal_handlers(
         self,
-        signals: Iterable[signal.Signals] = (signal.SIGINT, signal.SIGTERM),
+        signals: Iterable[signal.Signals] = STOP_SIGNALS,
         *,
         on_stopping: Callable[[], None] | None = None,
     ) -> Iterator[None]:
@@ -228,31 +229,20 @@ class Run:
         Needs the main thread's event loop to be running. The handlers that were there before are
         put back. `on_stopping` is called at once with the first signal, to say that it was heard.
         """
-        loop, task = asyncio.get_running_loop(), asyncio.current_task()
-        is_stopping = False
+        task = asyncio.current_task()
 
-        def on_signal() -> None:
-            nonlocal is_stopping
-            if is_stopping:
-                running = self._main or task
-                assert running is not None
-                running.cancel()
-                return
-            is_stopping = True
+        def drain() -> None:
             if on_stopping is not None:
                 on_stopping()
             self.request_stop()
 
-        before = {number: signal.getsignal(number) for number in signals}
-        for number in before:
-            loop.add_signal_handler(number, on_signal)
-        try:
+        def leave() -> None:
+            running = self._main or task
+            assert running is not None
+            running.cancel()
+
+        with on_stop_signals(drain, leave, signals=signals):
             yield
-        finally:
-            for number, handler in before.items():
-                loop.remove_signal_handler(number)
-                if handler is not None:  # None: it was not set from Python, and cannot be put back
-                    signal.signal(number, handler)
 
     # -- admission --------------------------------------------------------------------------------
 
