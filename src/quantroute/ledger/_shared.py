@@ -16,7 +16,7 @@ A reservation never expires. An owner that has not been heard of for `dead_after
 dead and its entries are *held*: they stay counted. Should it be alive after all, its outcomes still
 resolve them. A file whose owner died says so at once, on its own machine.
 
-See docs/design/0008-shared-ledger.md and docs/sharing.md.
+See docs/design/0010-shared-ledger.md and docs/sharing.md.
 """
 
 from __future__ import annotations
