@@ -12,12 +12,14 @@ from typer.core import TyperGroup
 from quantroute._log import get_logger
 from quantroute._version import __version__
 from quantroute.cli import (
+    _demo,
     _endpoints,
     _export,
     _export_drafter,
     _extract,
     _generate,
     _loop,
+    _pipeline,
     _plan,
     _serve,
     _simulate,
@@ -68,6 +70,8 @@ app.command("extract")(_extract.extract)
 app.command("simulate")(_simulate.simulate)
 app.command("train")(_train.train)
 app.command("export-drafter")(_export_drafter.export_drafter)
+app.add_typer(_pipeline.app, name="pipeline")
+app.command("demo")(_demo.demo)
 
 
 def _print_version(value: bool) -> None:

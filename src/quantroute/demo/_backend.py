@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from quantroute.demo._extra import need
+from quantroute.evaluation import cache_name
 from quantroute.simulator import AnswerRequest, SimulatedAnswer
 
 if TYPE_CHECKING:
@@ -22,17 +23,15 @@ _GATHER_S: Final = 0.02
 
 @dataclass(slots=True)
 class _Job:
-    """One request under way. `ids` is the prompt, then what was sampled."""
+    """One request under way: `ids` is the prompt, `sampled` what was drawn so far."""
 
     request: AnswerRequest
     ids: list[int]
-    prompt_tokens: int
     generator: torch.Generator
     temperature: float
     top_p: float
     answered: asyncio.Future[SimulatedAnswer]
     is_ended: bool = False
-    #: Ids whose sampling may end it: the end token alone.
     sampled: list[int] = field(default_factory=list)
 
     @property
@@ -57,6 +56,7 @@ class ModelBackend:
         self._tokenizer = transformers.AutoTokenizer.from_pretrained(target)
         model = transformers.AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
         self._model = model.eval()
+        self._cache_name = cache_name(model)
         self._longest = int(model.config.max_position_embeddings)
         self._batch = batch
         self._waiting: list[_Job] = []
@@ -100,11 +100,8 @@ class ModelBackend:
         torch = need("torch")
         parameters = request.parameters
         return _Job(
-            request=request
-            if request.limit_tokens <= room
-            else _limited(request, limit_tokens=room),
+            request=replace(request, limit_tokens=min(room, request.limit_tokens)),
             ids=ids,
-            prompt_tokens=len(ids),
             generator=torch.Generator().manual_seed(request.rng.getrandbits(62)),
             temperature=_number(parameters, "temperature", 1.0),
             top_p=_number(parameters, "top_p", 1.0),
@@ -129,9 +126,9 @@ class ModelBackend:
                     input_ids=ids,
                     attention_mask=mask,
                     position_ids=positions,
-                    past_key_values=cache,
                     use_cache=True,
                     logits_to_keep=1,
+                    **{self._cache_name: cache},
                 ).logits[:, -1]
                 for row, job in enumerate(active):
                     if not job.is_done:
@@ -192,12 +189,6 @@ def _message(message: Mapping[str, Any]) -> dict[str, Any]:
     reasoning = message.get("reasoning_content") or message.get("reasoning")
     extra = {"reasoning_content": reasoning} if reasoning else {}
     return {"role": message["role"], "content": content or "", **extra}
-
-
-def _limited(request: AnswerRequest, *, limit_tokens: int) -> AnswerRequest:
-    from dataclasses import replace
-
-    return replace(request, limit_tokens=limit_tokens)
 
 
 def _number(parameters: Mapping[str, Any], name: str, default: float) -> float:

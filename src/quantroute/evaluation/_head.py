@@ -43,7 +43,7 @@ class Wiring:
 
     @classmethod
     def of(cls, config: Mapping[str, Any], *, layers: tuple[int, ...] | None = None) -> Wiring:
-        """From a `config.json`; `layers` stands in where it names none.
+        """From a `config.json`; `layers` are those of the states at hand (boundary ids).
 
         Raises:
             ConfigurationError: not an EAGLE-3 head of one layer, or of a kind unknown here.
@@ -61,10 +61,11 @@ class Wiring:
             raise ConfigurationError("heads with scaled rotary positions cannot be evaluated")
         width, heads = int(decoder["hidden_size"]), int(decoder["num_attention_heads"])
         slides = "sliding_attention" in (decoder.get("layer_types") or ())
-        # SpecForge's `norm_output` asks for the norm before its head, which is always there.
-        own = config if is_speculators else {}
+        # SpecForge's own `norm_output` asks for the norm before its head, which is always there;
+        # the engines' means that the normed state goes on, and stands beside the other flags.
+        has_flags = is_speculators or "norm_before_residual" in config
         return cls(
-            layers=_layers(config, is_speculators=is_speculators) or layers or (),
+            layers=_agreed(config, layers, is_speculators=is_speculators),
             hidden_size=width,
             heads=heads,
             key_heads=int(decoder.get("num_key_value_heads") or heads),
@@ -72,18 +73,25 @@ class Wiring:
             eps=float(decoder["rms_norm_eps"]),
             rope_theta=float(rope.get("rope_theta") or decoder.get("rope_theta") or 10_000.0),
             window_tokens=decoder.get("sliding_window") if slides else None,
-            norm_before_residual=bool(own.get("norm_before_residual")),
-            norm_before_fc=bool(own.get("norm_before_fc")),
+            norm_before_residual=bool(config.get("norm_before_residual")),
+            norm_before_fc=bool(config.get("norm_before_fc")),
             fc_norm=bool(config.get("fc_norm")),
-            norm_output=bool(own.get("norm_output")),
+            norm_output=has_flags and bool(config.get("norm_output")),
         )
 
 
-def _layers(config: Mapping[str, Any], *, is_speculators: bool) -> tuple[int, ...]:
-    if is_speculators:
-        return tuple(config.get("eagle_aux_hidden_state_layer_ids") or ())
-    nested = (config.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
-    return tuple(layer + 1 for layer in nested or ())  # output convention
+def _agreed(
+    config: Mapping[str, Any], layers: tuple[int, ...] | None, *, is_speculators: bool
+) -> tuple[int, ...]:
+    """Those given, else those named. An engine's config counts in the engine's own way."""
+    named = tuple(config.get("eagle_aux_hidden_state_layer_ids") or ()) if is_speculators else ()
+    if layers and named and layers != named:
+        raise ConfigurationError(
+            f"the head takes layers {list(named)}, but the states are of {list(layers)} (boundary)"
+        )
+    if not (found := layers or named):
+        raise ConfigurationError("the config names no layers one could be sure of; give `layers`")
+    return found
 
 
 class DraftHead:
@@ -120,7 +128,7 @@ class DraftHead:
 
         Args:
             embedding: the target's [V, H], for heads that share it.
-            layers: boundary ids, if the config names none.
+            layers: boundary ids of the states; needed unless the config is of speculators.
         Raises:
             ConfigurationError, DatasetError: not such a head, or not readable.
         """

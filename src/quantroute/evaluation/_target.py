@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
     from quantroute.extraction import Example
 
-__all__ = ["Decoded", "LocalTarget"]
+__all__ = ["Decoded", "LocalTarget", "cache_name"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,12 +50,19 @@ class LocalTarget:
         except (OSError, ValueError) as error:
             raise ConfigurationError(f"{folder}: transformers cannot load it: {error}") from error
         self._model: Any = model.eval()
+        self._cache_name = cache_name(model)
 
     @property
     def embedding(self) -> torch.Tensor:
         """[V, H], shared by heads."""
         found: torch.Tensor = self._model.get_input_embeddings().weight.detach()
         return found
+
+    @property
+    def end(self) -> int | None:
+        """The token that ends a turn."""
+        found: int | list[int] | None = self._model.config.eos_token_id
+        return found[0] if isinstance(found, list) else found
 
     def samples(self, examples: Iterable[Example], layers: Sequence[int]) -> Iterator[Sample]:
         """Examples with their states at `layers` (boundary ids) and logits, one at a time."""
@@ -78,7 +86,7 @@ class LocalTarget:
         ids, written = torch.tensor([list(prompt)]), list[int]()
         with torch.inference_mode():
             while len(written) < tokens and (not written or written[-1] != end):
-                logits = self._model(ids, past_key_values=cache, use_cache=True).logits
+                logits = self._model(ids, use_cache=True, **{self._cache_name: cache}).logits
                 written.append(int(logits[0, -1].argmax()))
                 ids = torch.tensor([written[-1:]])
         return Decoded(ids=tuple(written), target_passes=len(written))
@@ -107,9 +115,9 @@ class LocalTarget:
             while len(written) < tokens and (not written or written[-1] != end):
                 found = self._model(
                     torch.tensor([waiting]),
-                    past_key_values=cache,
                     use_cache=True,
                     output_hidden_states=True,
+                    **{self._cache_name: cache},
                 )
                 passes += 1
                 choices = found.logits[0].argmax(-1).tolist()[-1 - len(drafted) :]
@@ -119,7 +127,8 @@ class LocalTarget:
                 features.append(_auxiliary(found, layers)[0][:seen])
                 checked += fresh
                 written += _until(fresh, end)
-                cache.crop(len(checked) - 1)  # what was drafted in vain is forgotten
+                if in_vain := len(drafted) - kept:
+                    cache.crop(-in_vain)
                 drafted = self._draft(head, checked, torch.cat(features), depth)
                 waiting = [checked[-1], *drafted]
         return Decoded(ids=tuple(written[:tokens]), target_passes=passes)
@@ -132,6 +141,11 @@ class LocalTarget:
         tokens = torch.tensor(checked[1:])
         steps = head.unroll(tokens, head.fuse(features), depth=depth)
         return [int(head.target_ids[logits[-1].argmax()]) for logits, _ in steps]
+
+
+def cache_name(model: Any) -> str:
+    """How this model's class calls its key-value cache: transformers renames it in version 5."""
+    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
 
 
 def _auxiliary(found: Any, layers: Sequence[int]) -> torch.Tensor:

@@ -1,0 +1,28 @@
+"""One run.toml from prompts to a judged drafter; each stage by itself, resumable, anywhere."""
+
+from quantroute.pipeline._data import held_out_states, write_training_data
+from quantroute.pipeline._judge import judge_drafter
+from quantroute.pipeline._pipeline import (
+    StageStatus,
+    final_manifest,
+    run_pipeline,
+    stage_names,
+    status_of,
+)
+from quantroute.pipeline._spec import PipelineSpec, load_pipeline_spec
+from quantroute.pipeline._stages import STAGES, Stage
+
+__all__ = [
+    "STAGES",
+    "PipelineSpec",
+    "Stage",
+    "StageStatus",
+    "final_manifest",
+    "held_out_states",
+    "judge_drafter",
+    "load_pipeline_spec",
+    "run_pipeline",
+    "stage_names",
+    "status_of",
+    "write_training_data",
+]
