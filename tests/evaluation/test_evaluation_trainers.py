@@ -22,7 +22,7 @@ FLAGS = [
     {},
     {"norm_before_residual": True},
     {"norm_before_fc": True, "norm_output": True},
-    {"norm_before_residual": True, "norm_before_fc": True, "norm_output": True, "fc_norm": True},
+    {"fc_norm": True},
 ]
 
 

@@ -6,7 +6,6 @@ from quantroute.pipeline._pipeline import (
     StageStatus,
     final_manifest,
     run_pipeline,
-    stage_names,
     status_of,
 )
 from quantroute.pipeline._spec import PipelineSpec, load_pipeline_spec
@@ -22,7 +21,6 @@ __all__ = [
     "judge_drafter",
     "load_pipeline_spec",
     "run_pipeline",
-    "stage_names",
     "status_of",
     "write_training_data",
 ]

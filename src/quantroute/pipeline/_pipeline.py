@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 from quantroute.domain import canonical_json
 from quantroute.errors import ConfigurationError, DatasetError
@@ -17,9 +17,9 @@ from quantroute.pipeline._spec import PipelineSpec
 from quantroute.pipeline._stages import STAGES, Stage
 from quantroute.storage import FileLock, atomic_write
 
-__all__ = ["MANIFEST", "StageState", "StageStatus", "final_manifest", "run_pipeline", "stage_names"]
+__all__ = ["MANIFEST", "StageStatus", "final_manifest", "run_pipeline", "status_of"]
 
-MANIFEST = "manifest.json"
+MANIFEST: Final = "manifest.json"
 
 State = Literal["done", "changed", "begun", "waiting"]
 #: Called with the stage and what becomes of it: begins, is done already, has ended.
@@ -35,26 +35,20 @@ class StageStatus:
     why: str = ""
 
 
-StageState = State
-
-
-def stage_names() -> tuple[str, ...]:
-    """In the order they run."""
-    return tuple(stage.name for stage in STAGES)
-
-
 def run_pipeline(
     spec: PipelineSpec,
     *,
     only: Collection[str] | None = None,
     service: Sequence[str] = (),
     on_stage: OnStage | None = None,
+    stages: Sequence[Stage] = STAGES,
 ) -> str:
     """Run the stages whose inputs, settings or outputs are not those of their records.
 
     Args:
         only: these stages alone, for a machine that has their inputs; the rest is left as it is.
         service: options of `quantroute generate` that choose the service.
+        stages: the chain, in order.
     Returns:
         SHA-256 of the final manifest, or of what there is of it.
     Raises:
@@ -63,13 +57,12 @@ def run_pipeline(
         DatasetError: an input is missing.
         JournalError: another pipeline works in this folder.
     """
-    if unknown := sorted(set(only or ()) - set(stage_names())):
-        raise ConfigurationError(
-            f"no stage {', '.join(unknown)}; there are {', '.join(stage_names())}"
-        )
+    names = [stage.name for stage in stages]
+    if unknown := sorted(set(only or ()) - set(names)):
+        raise ConfigurationError(f"no stage {', '.join(unknown)}; there are {', '.join(names)}")
     told = on_stage or (lambda *_: None)
     with FileLock(spec.home / ".lock"):
-        for stage in STAGES:
+        for stage in stages:
             if only is not None and stage.name not in only:
                 continue
             if status_of(spec, stage).state == "done":
@@ -79,7 +72,7 @@ def run_pipeline(
             told(stage.name, "begins", 0.0)
             _perform(spec, stage, service)
             told(stage.name, "ended", time.monotonic() - began_s)
-        return _seal(spec)
+        return _seal(spec, names)
 
 
 def status_of(spec: PipelineSpec, stage: Stage) -> StageStatus:
@@ -110,10 +103,12 @@ def status_of(spec: PipelineSpec, stage: Stage) -> StageStatus:
     return StageStatus(stage=stage.name, state="done")
 
 
-def final_manifest(spec: PipelineSpec) -> dict[str, str]:
+def final_manifest(
+    spec: PipelineSpec, names: Sequence[str] = tuple(stage.name for stage in STAGES)
+) -> dict[str, str]:
     """The record's hash of every stage that has one."""
     found = {}
-    for name in stage_names():
+    for name in names:
         record = StageRecord.read(spec.home, name)
         if record is not None:
             found[name] = record.sha256
@@ -158,7 +153,7 @@ def _set_aside(path: Path) -> None:
     path.rename(aside)
 
 
-def _seal(spec: PipelineSpec) -> str:
-    text = json.dumps(final_manifest(spec), indent=2) + "\n"
+def _seal(spec: PipelineSpec, names: Sequence[str]) -> str:
+    text = json.dumps(final_manifest(spec, names), indent=2) + "\n"
     atomic_write(spec.home / MANIFEST, text.encode())
     return hashlib.sha256(text.encode()).hexdigest()
