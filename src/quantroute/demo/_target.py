@@ -178,11 +178,11 @@ def _batches(
         yield ids, labels
 
 
-def _loss(model: Any, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+def _loss(model: Any, ids: torch.Tensor, labels: torch.Tensor) -> Any:
     """Mean cross entropy of the next token. Padding stands behind and is seen by nobody."""
     torch = need("torch")
     logits = model(input_ids=ids, use_cache=False).logits[:, :-1]
-    loss: torch.Tensor = torch.nn.functional.cross_entropy(
+    loss: Any = torch.nn.functional.cross_entropy(
         logits.reshape(-1, logits.shape[-1]), labels[:, 1:].reshape(-1), ignore_index=_IGNORED
     )
     return loss

@@ -90,7 +90,7 @@ def measure(head: DraftHead, samples: Iterable[Sample], *, depth: int = 3) -> li
         DatasetError: no answer is long enough for one chain.
     """
     torch = need("torch")
-    parts: dict[str | None, list[torch.Tensor]] = defaultdict(list)
+    parts: dict[str | None, list[Any]] = defaultdict(list)
     with torch.inference_mode():
         for sample in samples:
             found = _chains(head, sample, depth=depth)

@@ -247,7 +247,7 @@ class DraftHead:
     def _seen(self, length: int) -> torch.Tensor:
         torch = need("torch")
         back = torch.arange(length).unsqueeze(1) - torch.arange(length)
-        seen: torch.Tensor = back >= 0
+        seen = back >= 0
         if self.wiring.window_tokens is not None:
             seen &= back < self.wiring.window_tokens
         return seen

@@ -108,7 +108,7 @@ class LocalTarget:
         cache = need("transformers").DynamicCache()
         layers = head.wiring.layers
         written, checked, passes = list[int](), list(prompt), 0
-        features: list[torch.Tensor] = []
+        features: list[Any] = []
         drafted: list[int] = []
         waiting = list(prompt)  # what the next pass reads
         with torch.inference_mode():

@@ -72,7 +72,7 @@ def run_pipeline(
             told(stage.name, "begins", 0.0)
             _perform(spec, stage, service)
             told(stage.name, "ended", time.monotonic() - began_s)
-        return _seal(spec, names)
+        return _seal(spec, stages)
 
 
 def status_of(spec: PipelineSpec, stage: Stage) -> StageStatus:
@@ -103,15 +103,13 @@ def status_of(spec: PipelineSpec, stage: Stage) -> StageStatus:
     return StageStatus(stage=stage.name, state="done")
 
 
-def final_manifest(
-    spec: PipelineSpec, names: Sequence[str] = tuple(stage.name for stage in STAGES)
-) -> dict[str, str]:
+def final_manifest(spec: PipelineSpec, stages: Sequence[Stage] = STAGES) -> dict[str, str]:
     """The record's hash of every stage that has one."""
     found = {}
-    for name in names:
-        record = StageRecord.read(spec.home, name)
+    for stage in stages:
+        record = StageRecord.read(spec.home, stage.name)
         if record is not None:
-            found[name] = record.sha256
+            found[stage.name] = record.sha256
     return found
 
 
@@ -153,7 +151,7 @@ def _set_aside(path: Path) -> None:
     path.rename(aside)
 
 
-def _seal(spec: PipelineSpec, names: Sequence[str]) -> str:
-    text = json.dumps(final_manifest(spec, names), indent=2) + "\n"
+def _seal(spec: PipelineSpec, stages: Sequence[Stage]) -> str:
+    text = json.dumps(final_manifest(spec, stages), indent=2) + "\n"
     atomic_write(spec.home / MANIFEST, text.encode())
     return hashlib.sha256(text.encode()).hexdigest()

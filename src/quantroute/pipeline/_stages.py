@@ -7,7 +7,6 @@ resumed by them, and whatever kills one leaves the others whole.
 from __future__ import annotations
 
 import contextlib
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -54,15 +53,12 @@ def _run_command(stage: str, *arguments: str) -> None:
     """
     command = [sys.executable, "-m", "quantroute", *arguments]
     with subprocess.Popen(command) as process:  # noqa: S603 - our own command
-        while True:
+        while process.poll() is None:
             # Ctrl+C reaches the command too, which drains and says so; here there is but to wait.
             with contextlib.suppress(KeyboardInterrupt):
-                status = process.wait()
-                break
-    if status != 0:
-        if status == -signal.SIGINT:
-            status = 130
-        raise StageFailed(stage=stage, status=status)
+                process.wait()
+    if process.returncode != 0:
+        raise StageFailed(stage=stage, status=process.returncode)
 
 
 def _plan(spec: PipelineSpec, service: Sequence[str]) -> None:
