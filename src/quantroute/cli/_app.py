@@ -18,6 +18,7 @@ from quantroute.cli import (
     _export_drafter,
     _extract,
     _generate,
+    _init,
     _loop,
     _pipeline,
     _plan,
@@ -70,6 +71,7 @@ app.command("extract")(_extract.extract)
 app.command("simulate")(_simulate.simulate)
 app.command("train")(_train.train)
 app.command("export-drafter")(_export_drafter.export_drafter)
+app.command("init")(_init.init)
 app.add_typer(_pipeline.app, name="pipeline")
 app.command("demo")(_demo.demo)
 

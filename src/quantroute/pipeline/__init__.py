@@ -8,18 +8,22 @@ from quantroute.pipeline._pipeline import (
     run_pipeline,
     status_of,
 )
+from quantroute.pipeline._presets import PRESETS, Preset, preset
 from quantroute.pipeline._spec import PipelineSpec, load_pipeline_spec
 from quantroute.pipeline._stages import STAGES, Stage
 
 __all__ = [
+    "PRESETS",
     "STAGES",
     "PipelineSpec",
+    "Preset",
     "Stage",
     "StageStatus",
     "final_manifest",
     "held_out_states",
     "judge_drafter",
     "load_pipeline_spec",
+    "preset",
     "run_pipeline",
     "status_of",
     "write_training_data",
