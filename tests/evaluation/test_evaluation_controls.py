@@ -71,7 +71,8 @@ class Bench:
             found = {}
             async for item in source.states(examples):
                 assert not isinstance(item, Lost)
-                found[item.example.key] = item
+                # Cloned: what was computed in inference mode cannot be trained on.
+                found[item.example.key] = replace(item, hidden=item.hidden.clone())
             return [found[example.key] for example in examples]
 
         return source.final_norm(), asyncio.run(collect())

@@ -52,7 +52,8 @@ def demo(
         where = ["--base-url", service.base_url]
         run_pipeline(spec, service=where, on_stage=print_stage)
         billed = service.bill.total_pusd
-    say(f"billed by the simulated service: {format_usd(billed, places=6)}")
+    if billed:  # a demo that goes on has its bill behind it
+        say(f"billed by the simulated service: {format_usd(billed, places=6)}")
     _show_states(spec)
     _show_training(spec)
     _show_evaluation(spec)

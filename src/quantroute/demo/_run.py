@@ -59,7 +59,7 @@ def prepare_demo(
     size: DemoSize | None = None,
     on_step: Callable[[int, int, float], None] | None = None,
 ) -> tuple[DemoFolder, DemoTarget | None]:
-    """Train the target unless it stands, and write prompts and run.toml.
+    """Train the target unless it stands, and write prompts and run.toml unless they do.
 
     Returns:
         The folder, and what training the target gave, None if it stood.
@@ -69,6 +69,8 @@ def prepare_demo(
     # `README.txt` is written last.
     if not (folder.target / "README.txt").exists():
         trained = train_target(folder.target, size=size.target, on_step=on_step)
+    if folder.run_file.exists():
+        return folder, trained  # it may have been edited since
     asked = questions(standard_library(), count=size.prompts)
     lines = [
         json.dumps(
@@ -136,6 +138,7 @@ held_out_share = 0.12
 [train]
 data = "run/training-data"
 out = "run/drafter"
+target = "target"
 device = "cpu"
 epochs = {size.epochs}
 learning_rate = {size.learning_rate}

@@ -94,6 +94,7 @@ held_out_share = 0.02
 [train]
 data = "training-data"
 out = "drafter"
+target = "models/kimi-k2.5"
 trainer = "speculators"
 head = "eagle3"                    # computed alike by vLLM and SGLang
 epochs = 2
