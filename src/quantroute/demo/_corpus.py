@@ -19,7 +19,46 @@ from typing import Any, Final
 __all__ = ["Dialogue", "Subject", "dialogues", "questions", "standard_library"]
 
 #: Well documented, and pure Python everywhere; few enough to be learnt in a minute.
-_MODULES: Final = ["argparse", "calendar", "configparser", "contextlib", "csv", "difflib", "fractions", "ftplib", "functools", "glob", "gzip", "heapq", "html/parser", "http/client", "inspect", "json/__init__", "logging/__init__", "mailbox", "pathlib", "pickle", "queue", "random", "shutil", "smtplib", "statistics", "string", "subprocess", "tarfile", "tempfile", "textwrap", "threading", "traceback", "types", "typing", "unittest/case", "uuid", "weakref", "zipfile"]
+_MODULES: Final = [
+    "argparse",
+    "calendar",
+    "configparser",
+    "contextlib",
+    "csv",
+    "difflib",
+    "fractions",
+    "ftplib",
+    "functools",
+    "glob",
+    "gzip",
+    "heapq",
+    "html/parser",
+    "http/client",
+    "inspect",
+    "json/__init__",
+    "logging/__init__",
+    "mailbox",
+    "pathlib",
+    "pickle",
+    "queue",
+    "random",
+    "shutil",
+    "smtplib",
+    "statistics",
+    "string",
+    "subprocess",
+    "tarfile",
+    "tempfile",
+    "textwrap",
+    "threading",
+    "traceback",
+    "types",
+    "typing",
+    "unittest/case",
+    "uuid",
+    "weakref",
+    "zipfile",
+]
 _LONGEST_LETTERS: Final = 160
 _SHORTEST_LETTERS: Final = 24
 
