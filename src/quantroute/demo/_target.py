@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from quantroute.demo._corpus import Dialogue, dialogues, standard_library
-from quantroute.demo._extra import need
 from quantroute.errors import ConfigurationError
+from quantroute.evaluation._extra import need
 from quantroute.extraction import write_kimi_style_tokenizer
 from quantroute.storage import atomic_write
 

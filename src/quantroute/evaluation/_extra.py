@@ -20,5 +20,5 @@ def need(name: str) -> Any:
         return importlib.import_module(name)
     except ImportError:
         raise ConfigurationError(
-            f"{name} is not installed; evaluation needs: pip install 'quantroute[extract]'"
+            f"{name} is not installed; this needs: pip install 'quantroute[extract]'"
         ) from None
