@@ -12,11 +12,13 @@ from typer.core import TyperGroup
 from quantroute._log import get_logger
 from quantroute._version import __version__
 from quantroute.cli import (
+    _doctor,
     _endpoints,
     _export,
     _export_drafter,
     _extract,
     _generate,
+    _init,
     _loop,
     _plan,
     _serve,
@@ -57,6 +59,8 @@ app = typer.Typer(
     epilog="Exit codes: 0 done, 2 wrong setting, 3 stopped by the cap, 4 some rows failed, "
     "5 no endpoint, 6 account, 7 storage, 130 interrupted.",
 )
+app.command("init")(_init.init)
+app.command("doctor")(_doctor.doctor)
 app.command("endpoints")(_endpoints.endpoints)
 app.command("plan")(_plan.plan)
 app.command("generate")(_generate.generate)
@@ -89,6 +93,7 @@ def root(
         bool,
         typer.Option(
             "--uvloop/--no-uvloop",
+            envvar="QUANTROUTE_UVLOOP",
             help="Run on uvloop where it is installed: less memory with thousands of connections.",
         ),
     ] = True,
