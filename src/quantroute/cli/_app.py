@@ -28,6 +28,7 @@ from quantroute.cli import (
 )
 from quantroute.cli._exit import ExitCode, code_for
 from quantroute.cli._log import configure_logging
+from quantroute.cli._output import print_json
 from quantroute.cli._wording import explain
 from quantroute.errors import QuantrouteError
 
@@ -38,11 +39,15 @@ class _Commands(TyperGroup):
     """Turns errors of the library into one line on stderr and a documented exit code."""
 
     def invoke(self, ctx: Any) -> Any:
+        wants_json = "--json" in ctx.args  # of the command; gone once it runs
         try:
             return super().invoke(ctx)
         except QuantrouteError as error:
-            typer.echo(f"quantroute: {explain(error)}", err=True)
-            raise typer.Exit(code_for(error)) from error
+            code, text = code_for(error), explain(error)
+            typer.echo(f"quantroute: {text}", err=True)
+            if wants_json:
+                print_json({"exit_code": int(code), "kind": type(error).__name__, "error": text})
+            raise typer.Exit(code) from error
         except (KeyboardInterrupt, asyncio.CancelledError) as error:
             # A second Ctrl+C cancels the command's task; what was in flight is held by the ledger.
             typer.echo("quantroute: interrupted; the same command goes on from here", err=True)

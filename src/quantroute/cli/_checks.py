@@ -19,8 +19,8 @@ from quantroute._http import OPENROUTER_URL, Service
 from quantroute._version import __version__
 from quantroute.cli import _loop
 from quantroute.cli._exit import ExitCode, code_for
-from quantroute.cli._wording import as_options
-from quantroute.errors import ConfigurationError, KeyRejected, QuantrouteError
+from quantroute.cli._wording import explain
+from quantroute.errors import ConfigurationError, KeyRejected, QuantrouteError, RequestError
 from quantroute.secrets import EnvKey
 
 __all__ = [
@@ -91,10 +91,18 @@ def warned(name: str, text: str, next_step: str) -> Check:
     return Check(name=name, level=Level.WARN, text=text, next_step=next_step)
 
 
-def failed(name: str, error: QuantrouteError, next_step: str | None = None) -> Check:
-    """A run would end with this error."""
-    text = as_options(str(error))
-    return Check(name=name, level=Level.FAIL, text=text, next_step=next_step, code=code_for(error))
+def failed(
+    name: str, error: QuantrouteError, next_step: str | None = None, *, code: ExitCode | None = None
+) -> Check:
+    """A run would end with this error, and with `code` if not with the error's own."""
+    text = error.problem if isinstance(error, RequestError) else explain(error)
+    return Check(
+        name=name,
+        level=Level.FAIL,
+        text=text,
+        next_step=next_step,
+        code=code_for(error) if code is None else code,
+    )
 
 
 def machine_checks() -> Iterator[Check]:

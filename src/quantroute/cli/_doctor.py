@@ -220,7 +220,8 @@ async def _account_checks(target: Target, wish: _Wish) -> AsyncIterator[Check]:
         yield failed("account", error, "make a new key, or correct the variable")
         return
     except QuantrouteError as error:
-        yield failed("account", error, "check network, proxy and --base-url; or --offline")
+        step = "check network, proxy and --base-url; --offline leaves it out"
+        yield failed("account", error, step, code=ExitCode.NO_ENDPOINT)
         return
     yield passed("account", f"the key works; spent so far: ${status.usage.usage_usd:.4f}")
     yield _limit(status, await _still_to_spend(wish))
