@@ -226,6 +226,10 @@ def test_examples_run_without_a_key(
         "many_rows": ["done: 80 new rows, 0 old", "80 rows in out/rows.jsonl"],
         "shared_budget": ["the cap of 'team/chat'"],
         "rehearse_faults": ["the books agree"],
+        "plan_datasets": ["fits: True", "chat: ", "instant: ", "reached: True"],
+        "catalogue_changes": ["inceptron", "monday: 6 of 11 may serve", "tuesday: 5 of 10"],
+        "statistical_cap": ["none with a lowered limit", "never above the hard cap"],
+        "proxy": ["answered by inceptron/int4", "refused with 402: budget_exceeded"],
     }
     for words in expected[script.stem]:
         assert words in shown
