@@ -17,6 +17,7 @@ from quantroute.cli import (
     _generate,
     _loop,
     _plan,
+    _report,
     _serve,
     _simulate,
     _status,
@@ -60,6 +61,7 @@ app.command("generate")(_generate.generate)
 app.command("status")(_status.status)
 app.command("reconcile")(_status.reconcile)
 app.command("export")(_export.export)
+app.command("report")(_report.report)
 app.command("serve")(_serve.serve)
 app.command("simulate")(_simulate.simulate)
 

@@ -10,7 +10,7 @@ from quantroute.cli._exit import ExitCode
 from quantroute.cli._job import RECORDS_WITHIN_S, Outcome
 from quantroute.cli._log import EVENTS
 from quantroute.cli._output import print_quality, rows_lines, say, show
-from quantroute.cli._plan import opened_client, show_plan
+from quantroute.cli._plan import as_run_settings, opened_client, show_plan
 from quantroute.cli._progress import Reporter, prices_of
 from quantroute.cli._rundir import RunFolder
 from quantroute.cli._service import Target
@@ -28,7 +28,7 @@ from quantroute.generation import (
 )
 from quantroute.money import format_usd
 from quantroute.registry import ProviderRegistry
-from quantroute.report import balance_line, ledger_table
+from quantroute.report import RunFacts, WantedDataset, balance_line, ledger_table, write_facts
 
 __all__ = [
     "DatasetsJob",
@@ -92,6 +92,11 @@ async def _run(job: DatasetsJob, plan: Plan, target: Target, client: Client) -> 
     run = await DatasetRun.prepare(
         client, job.spec, plan=plan, redo=job.redo, retry_refused=job.retry_refused
     )
+    bound = await client.verdicts(job.spec.model, sampling=job.spec.datasets[0].sampling)
+    write_facts(
+        job.folder.facts,
+        RunFacts.of(bound, datasets=map(WantedDataset.of, plan.datasets), wording=as_run_settings),
+    )
     listed = (item.endpoint for item in plan.endpoints)
     reporter = Reporter(client, prices=prices_of(listed), is_silent=job.as_json)
     with reporter, run.install_signal_handlers(on_stopping=reporter.note_stopping):
@@ -100,7 +105,7 @@ async def _run(job: DatasetsJob, plan: Plan, target: Target, client: Client) -> 
     balance = ledger.balance()
     books = Outcome(
         report=report.run,
-        bound=await client.verdicts(job.spec.model, sampling=job.spec.datasets[0].sampling),
+        bound=bound,
         statement=await ledger.statement(),
         balance=balance,
         spent_now_pusd=balance.posted_pusd - before_pusd,

@@ -33,7 +33,7 @@ from quantroute.ledger import Balance, BudgetLedger, StatementLine
 from quantroute.money import format_usd
 from quantroute.policy import BoundPolicy, ExclusionPolicy
 from quantroute.registry import ProviderRegistry
-from quantroute.report import verdict_table
+from quantroute.report import RunFacts, verdict_table, write_facts
 from quantroute.routing import RoutingMode
 
 __all__ = [
@@ -131,6 +131,7 @@ async def perform(job: Job, target: Target) -> Outcome:
         events = job.log_json or job.folder.events
         reserve = _statistical_reserve(job, bound)
         with EVENTS.written_to(events, key=target.key):
+            write_facts(job.folder.facts, RunFacts.of(bound, wording=as_options))
             return await _open_and_run(job, target, registry, bound, reserve)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from quantroute.errors import DatasetError
 from quantroute.generation import dataset_name
+from quantroute.report import FACTS_FILE
 
 __all__ = ["RunFolder"]
 
@@ -31,6 +32,11 @@ class RunFolder:
     def events(self) -> Path:
         """The file with the run's events."""
         return self.path / "events.jsonl"
+
+    @property
+    def facts(self) -> Path:
+        """The file with the verdicts and targets of the last start."""
+        return self.path / FACTS_FILE
 
     def existing_store(self) -> Path:
         """The file, which must exist.

@@ -19,6 +19,7 @@ from quantroute.generation._deadline import Deadline, Pace, deadline_s
 from quantroute.generation._expect import Expectation
 from quantroute.generation._export import ExportReport, export_rows
 from quantroute.generation._feed import Feed, FeedProgress, Purse, Target
+from quantroute.generation._look import Onlooker, RunLook, Speeds
 from quantroute.generation._measure import Accepted, Standing, read_qualities, read_standings
 from quantroute.generation._plan import DatasetPlan, Demand, Plan, PlannedEndpoint
 from quantroute.generation._planner import make_plan
@@ -61,6 +62,7 @@ __all__ = [
     "FeedProgress",
     "Judgement",
     "Mode",
+    "Onlooker",
     "Pace",
     "Plan",
     "PlannedEndpoint",
@@ -74,8 +76,10 @@ __all__ = [
     "RowStore",
     "Run",
     "RunConfig",
+    "RunLook",
     "RunReport",
     "RunSpec",
+    "Speeds",
     "Standing",
     "StatisticalReserve",
     "StopReason",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections import Counter, defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -11,10 +12,18 @@ from quantroute.generation._alarms import EndpointQuality, with_spending
 from quantroute.generation._expect import NO_ANSWERS, Sample
 from quantroute.generation._quality import RowClass
 from quantroute.generation._rows import RowStore
-from quantroute.ledger import BudgetLedger
+from quantroute.ledger import BudgetLedger, StatementLine
 from quantroute.storage import SqliteStore
 
-__all__ = ["NOTHING_ACCEPTED", "Accepted", "Standing", "read_qualities", "read_standings"]
+__all__ = [
+    "NOTHING_ACCEPTED",
+    "Accepted",
+    "Standing",
+    "qualities_of",
+    "read_qualities",
+    "read_standings",
+    "standings_of",
+]
 
 # Of a turn that was redone the last answer counts as accepted, but each one was paid for.
 _STANDINGS: Final = """
@@ -79,10 +88,11 @@ class Standing:
 async def read_standings(store: SqliteStore, run: str) -> dict[str, Standing]:
     """The standing of each dataset that has rows in the run of this name; empty for a new run."""
     await RowStore(store).prepare()
-    return await store.aread(lambda connection: _read(connection, run))
+    return await store.aread(lambda connection: standings_of(connection, run))
 
 
-def _read(connection: sqlite3.Connection, run: str) -> dict[str, Standing]:
+def standings_of(connection: sqlite3.Connection, run: str) -> dict[str, Standing]:
+    """The same over an open connection to a file that has the tables."""
     found = connection.execute(
         "SELECT run_id FROM generation_runs WHERE name = ?", (run,)
     ).fetchone()
@@ -137,7 +147,17 @@ async def read_qualities(
     ledger: BudgetLedger, *, run: str, run_id: int
 ) -> tuple[EndpointQuality, ...]:
     """Answers by class, and all money that was paid, per endpoint of one run, all starts."""
-    rows = await ledger.store.aread(lambda c: c.execute(_QUALITIES, (run_id,)).fetchall())
+    statement = await ledger.statement()
+    return await ledger.store.aread(
+        lambda c: qualities_of(c, run=run, run_id=run_id, statement=statement)
+    )
+
+
+def qualities_of(
+    connection: sqlite3.Connection, *, run: str, run_id: int, statement: Iterable[StatementLine]
+) -> tuple[EndpointQuality, ...]:
+    """The same over an open connection and the ledger's statement."""
+    rows = connection.execute(_QUALITIES, (run_id,))
     classes: defaultdict[str, dict[RowClass, int]] = defaultdict(dict)
     tokens, accepted, answered = Counter[str](), Counter[str](), Counter[str]()
     for endpoint, name, count, output_tokens, cost_pusd in rows:
@@ -148,7 +168,7 @@ async def read_qualities(
         if row_class is RowClass.GOOD:
             accepted[endpoint] += output_tokens
     spent = Counter[str]()
-    for line in await ledger.statement():
+    for line in statement:
         if line.account == run or line.account.startswith(f"{run}/"):
             spent[line.endpoint] += line.posted_pusd
     return with_spending(

@@ -12,7 +12,13 @@ from quantroute.ledger._records import (
     lineage,
 )
 from quantroute.ledger._state import OpenEntry
-from quantroute.ledger._statement import Balance, StatementLine, posted_amounts_pusd
+from quantroute.ledger._statement import (
+    Balance,
+    StatementLine,
+    posted_amounts_pusd,
+    read_statement,
+)
+from quantroute.ledger._timeline import Moment, Timeline, journal_reader
 
 __all__ = [
     "ROOT",
@@ -23,9 +29,13 @@ __all__ = [
     "Charge",
     "EntryId",
     "EntryStatus",
+    "Moment",
     "OpenEntry",
     "StatementLine",
+    "Timeline",
     "check_account",
+    "journal_reader",
     "lineage",
     "posted_amounts_pusd",
+    "read_statement",
 ]
