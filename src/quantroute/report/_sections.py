@@ -81,7 +81,7 @@ def tiles(picture: Picture) -> Html:
         tile(
             "Accepted answers",
             f"{accepted / answers:.1%}" if answers else "-",
-            f"{accepted:,} of {answers:,}" + (f"; {unfinished:,} rows failed" * bool(unfinished)),
+            f"{accepted:,} of {answers:,}" + (f"; rows failed: {unfinished:,}" * bool(unfinished)),
             share=accepted / answers if answers else None,
         ),
         tile(
