@@ -14,6 +14,7 @@ from quantroute.ledger._records import (
 from quantroute.ledger._state import OpenEntry
 from quantroute.ledger._statement import (
     Balance,
+    Statement,
     StatementLine,
     posted_amounts_pusd,
     read_statement,
@@ -31,6 +32,7 @@ __all__ = [
     "EntryStatus",
     "Moment",
     "OpenEntry",
+    "Statement",
     "StatementLine",
     "Timeline",
     "check_account",

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from quantroute.report._scale import usd_text
+
 __all__ = ["EventLog", "FailureKind", "Happening"]
 
 _MOST_HAPPENINGS: Final = 60
@@ -120,7 +122,9 @@ def _short(value: object) -> str:
 
 def _happening(event: str, facts: Mapping[str, Any]) -> Happening:
     shown = ", ".join(
-        f"{name} {value}"
+        f"{name.removesuffix('_pusd')} {usd_text(value)}"
+        if name.endswith("_pusd") and isinstance(value, int)
+        else f"{name} {value}"
         for name, value in facts.items()
         if name not in ("at", "level", "event", "run") and value not in (None, "")
     )

@@ -88,6 +88,7 @@ th, td { padding: 5px 12px 5px 0; border-bottom: 1px solid var(--line); vertical
   overflow-wrap: break-word; }
 td:last-child { overflow-wrap: anywhere; }
 .num { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
+.num + :not(.num) { padding-left: 8px; }
 tr.dim td:not(:last-child) { color: var(--soft); }
 details { margin-top: 12px; font-size: .9rem; }
 summary { cursor: pointer; color: var(--c1); }
