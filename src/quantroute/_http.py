@@ -19,12 +19,9 @@ import aiohttp
 from quantroute._version import __version__
 from quantroute.errors import ConfigurationError
 
-__all__ = ["LOOPBACK_NAMES", "OPENROUTER_URL", "Service", "SessionPool", "is_loopback"]
+__all__ = ["OPENROUTER_URL", "Service", "SessionPool"]
 
 OPENROUTER_URL: Final = "https://openrouter.ai/api/v1"
-#: Names by which a loopback address is rightly called. A web page that was led here under another
-#: name by its own name server must neither spend money nor read what a run did.
-LOOPBACK_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 _USER_AGENT: Final = f"quantroute/{__version__}"
 
 
@@ -177,9 +174,3 @@ def _is_http(url: str) -> bool:
     except ValueError:
         return False
     return parts.scheme in ("http", "https") and bool(parts.hostname)
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a request's `Host` header, port included, names this machine itself."""
-    name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
-    return name in LOOPBACK_NAMES

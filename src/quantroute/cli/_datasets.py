@@ -16,7 +16,7 @@ from quantroute.cli._rundir import RunFolder
 from quantroute.cli._service import Target
 from quantroute.cli._summary import exit_code, late_line, outcome_data, print_books
 from quantroute.cli._wording import as_options
-from quantroute.client import Client
+from quantroute.client import AttemptObserver, Client
 from quantroute.generation import (
     DatasetRun,
     DatasetsReport,
@@ -49,6 +49,8 @@ class DatasetsJob:
     retry_refused: bool
     as_json: bool
     log_json: Path | None = None
+    metrics_port: int | None = None
+    observer: AttemptObserver | None = None
 
     @property
     def folder(self) -> RunFolder:
@@ -79,7 +81,12 @@ async def perform_datasets(job: DatasetsJob, target: Target) -> DatasetsOutcome:
             show_plan(plan)
         with EVENTS.written_to(job.log_json or job.folder.events, key=target.key):
             async with opened_client(
-                job.spec, registry, spends=True, service=target.service, key=target.key
+                job.spec,
+                registry,
+                spends=True,
+                service=target.service,
+                key=target.key,
+                observer=job.observer,
             ) as client:
                 return await _run(job, plan, target, client)
 
@@ -98,9 +105,12 @@ async def _run(job: DatasetsJob, plan: Plan, target: Target, client: Client) -> 
         RunFacts.of(bound, datasets=map(WantedDataset.of, plan.datasets), wording=as_run_settings),
     )
     listed = (item.endpoint for item in plan.endpoints)
-    reporter = Reporter(client, prices=prices_of(listed), is_silent=job.as_json)
+    reporter = Reporter(
+        client, prices=prices_of(listed), is_silent=job.as_json, run=job.spec.config().name
+    )
     with reporter, run.install_signal_handlers(on_stopping=reporter.note_stopping):
-        report = await run.execute(reporter.on_progress)
+        async with reporter.telling(job.metrics_port):
+            report = await run.execute(reporter.on_progress)
     reconciled = await client.reconcile(patience_s=RECORDS_WITHIN_S)
     balance = ledger.balance()
     books = Outcome(

@@ -15,7 +15,7 @@ from quantroute.cli._progress import Reporter, prices_of
 from quantroute.cli._rundir import RunFolder
 from quantroute.cli._service import Target
 from quantroute.cli._wording import as_options
-from quantroute.client import Client, Reconciliation
+from quantroute.client import AttemptObserver, Client, Reconciliation
 from quantroute.errors import DatasetError, NoEligibleEndpoint
 from quantroute.generation import (
     Deadline,
@@ -66,6 +66,8 @@ class Job:
     overrun: Overrun | None
     as_json: bool
     log_json: Path | None = None
+    metrics_port: int | None = None
+    observer: AttemptObserver | None = None
 
     @property
     def hard_cap(self) -> str | None:
@@ -152,6 +154,7 @@ async def _open_and_run(
             registry=registry,
             max_in_flight=job.max_in_flight,
             routing=job.routing,
+            observer=job.observer,
         ) as client,
     ):
         return await _run(job, target, client, bound, reserve)
@@ -224,10 +227,12 @@ async def _run(
         rows_total=job.total_rows,
         prices=prices_of(bound.eligible),
         is_silent=job.as_json,
+        run=job.config.name,
     )
     # A word at once: silence would provoke a second Ctrl+C.
     with reporter, run.install_signal_handlers(on_stopping=reporter.note_stopping):
-        report = await run.execute(reporter.on_progress)
+        async with reporter.telling(job.metrics_port):
+            report = await run.execute(reporter.on_progress)
     reconciled = await client.reconcile(patience_s=RECORDS_WITHIN_S)
     balance = ledger.balance()
     return Outcome(

@@ -6,6 +6,7 @@ from quantroute.client._client import DEFAULT_MAX_IN_FLIGHT, Client
 from quantroute.client._delegated import DELEGATED
 from quantroute.client._descriptors import ensure_descriptors
 from quantroute.client._local import LocalEndpoint
+from quantroute.client._observe import AttemptObserver, SettledAttempt
 from quantroute.client._outcome import (
     Answer,
     Answered,
@@ -27,6 +28,7 @@ __all__ = [
     "Answer",
     "AnswerSink",
     "Answered",
+    "AttemptObserver",
     "Attendance",
     "ChatRequest",
     "Client",
@@ -39,6 +41,7 @@ __all__ = [
     "Reconciliation",
     "RetryPolicy",
     "RowRefused",
+    "SettledAttempt",
     "SettlingSettings",
     "Timeouts",
     "ensure_descriptors",

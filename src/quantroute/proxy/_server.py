@@ -15,8 +15,8 @@ from typing import Any, Final, Self
 
 from aiohttp import web
 
-from quantroute._http import LOOPBACK_NAMES, is_loopback
 from quantroute._log import get_logger
+from quantroute._loopback import LOOPBACK_NAMES, is_loopback
 from quantroute.client import Answer, Client
 from quantroute.errors import ConfigurationError, QuantrouteError, RateLimited
 from quantroute.ledger import ROOT, Account, check_account

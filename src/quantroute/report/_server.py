@@ -8,21 +8,19 @@ import hashlib
 import json
 import secrets
 import time
+from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Final, Self
 
 from aiohttp import web
-from aiohttp.typedefs import Handler
 
-from quantroute._http import is_loopback
-from quantroute.errors import ConfigurationError, QuantrouteError
+from quantroute._loopback import LOOPBACK, served
 from quantroute.report._page import live_page, page_body
 from quantroute.report._picture import Picture, RunWatcher
 
 __all__ = ["DEFAULT_REPORT_PORT", "ReportServer"]
 
 DEFAULT_REPORT_PORT: Final = 8788
-_HOST: Final = "127.0.0.1"
 #: Looking shall cost a twentieth of the time at most, however large a store has become.
 _LEAST_PAUSE_S: Final = 2.0
 _PAUSE_PER_LOOK: Final = 20.0
@@ -51,29 +49,17 @@ class ReportServer:
         self._body = ""
         self._due_s = 0.0
         self._pause_s = _LEAST_PAUSE_S
-        self._runner: web.AppRunner | None = None
+        self._stack = AsyncExitStack()
 
     @property
     def url(self) -> str:
         """What a browser is given."""
-        return f"http://{_HOST}:{self.port}/"
+        return f"http://{LOOPBACK}:{self.port}/"
 
     async def __aenter__(self) -> Self:
         await self._look()  # nothing to show is an error at once, not in the browser
-        app = web.Application(middlewares=[_loopback_only])
-        app.router.add_get("/", self._page)
-        app.router.add_get("/data.json", self._data)
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
-        await runner.setup()
-        try:
-            await web.TCPSite(runner, _HOST, self.port).start()
-        except OSError as error:
-            await runner.cleanup()
-            raise ConfigurationError(
-                f"cannot listen on {_HOST} port {self.port}: {error.strerror}; name another port"
-            ) from error
-        self._runner = runner
-        self.port = runner.addresses[0][1]
+        routes = {"/": self._page, "/data.json": self._data}
+        self.port = await self._stack.enter_async_context(served(routes, port=self.port))
         return self
 
     async def __aexit__(
@@ -82,9 +68,7 @@ class ReportServer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        runner, self._runner = self._runner, None
-        if runner is not None:
-            await runner.cleanup()
+        await self._stack.aclose()
 
     async def _look(self) -> Picture:
         """The latest picture; browsers that ask at the same time share it."""
@@ -116,14 +100,3 @@ class ReportServer:
         return web.Response(
             text=json.dumps(body), content_type="application/json", headers=_HEADERS
         )
-
-
-@web.middleware
-async def _loopback_only(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Others' pages must not read it under a name of theirs that leads here."""
-    if not is_loopback(request.host):
-        raise web.HTTPForbidden(text="this page answers to 127.0.0.1 and localhost only\n")
-    try:
-        return await handler(request)
-    except QuantrouteError as error:
-        raise web.HTTPServiceUnavailable(text=f"{error}\n") from error
