@@ -84,7 +84,7 @@ def test_figures_are_those_of_the_ledger(run_folder: Path) -> None:
     failed = sum(item.count for item in picture.events.failures.values())
     assert failed
     assert f"{failed:,} attempts brought no answer" in text
-    accepted = picture.look.standings["b4"].accepted.output_tokens
+    accepted = picture.look.accepted["b4"].output_tokens
     assert f"of 90k tokens, {accepted / 90_000:.0%}" in text
     assert "alpha/int4" in text
     assert "truncated" in text

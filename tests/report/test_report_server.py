@@ -103,6 +103,7 @@ async def test_the_page_follows_the_run(run_folder: Path, tmp_path: Path) -> Non
         await tab.evaluate("document.querySelector('details').open = true")
         with sqlite3.connect(run_folder / "run.sqlite") as store:
             store.execute("UPDATE accounts SET posted_pusd = 654321000000 WHERE path = ''")
+            store.execute("INSERT INTO journal (at_s, kind) VALUES (0, 'noted')")
         store.close()
         server._due_s = 0.0
         async with asyncio.timeout(20):

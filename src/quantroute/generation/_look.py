@@ -9,13 +9,13 @@ from __future__ import annotations
 import random
 import sqlite3
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
 from quantroute.errors import DatasetError
 from quantroute.generation._alarms import EndpointQuality
-from quantroute.generation._measure import Standing, qualities_of, standings_of
+from quantroute.generation._measure import Accepted, accepted_of, qualities_of
 from quantroute.generation._rows import RowCounts, StoredRun, counts_of, runs_of
 from quantroute.ledger import Moment, StatementLine, Timeline, journal_reader, read_statement
 from quantroute.storage import is_locked
@@ -27,6 +27,12 @@ _MOST_SAMPLES: Final = 4_096
 _LIVE_BALANCE: Final = (
     "SELECT cap_pusd, posted_pusd, pending_pusd, held_pusd, held_entries FROM accounts "
     "WHERE path = ''"
+)
+#: While nothing is added to these, nothing that a look tells has changed: each attempt, and so each
+#: end of a row, begins with a record in the journal.
+_MARK: Final = (
+    "SELECT (SELECT max(seq) FROM journal), (SELECT max(rowid) FROM generation_turns), "
+    "(SELECT max(changed_at_s) FROM generation_rows)"
 )
 _NEW_TURNS: Final = """
     SELECT t.rowid, t.endpoint, t.first_byte_s, t.total_s, t.output_tokens
@@ -63,7 +69,7 @@ class RunLook:
     moments: tuple[Moment, ...]
     statement: tuple[StatementLine, ...]
     counts: tuple[RowCounts, ...]
-    standings: Mapping[str, Standing]
+    accepted: Mapping[str, Accepted]
     qualities: tuple[EndpointQuality, ...]
     speeds: Mapping[str, Speeds]
 
@@ -82,6 +88,8 @@ class Onlooker:
     _timeline: Timeline = field(default_factory=Timeline, init=False)
     _speeds: dict[str, Speeds] = field(default_factory=dict, init=False)
     _last_turn: int = field(default=0, init=False)
+    _last: RunLook | None = field(default=None, init=False)
+    _mark: tuple[int, ...] | None = field(default=None, init=False)
     _random: random.Random = field(default_factory=lambda: random.Random(0), init=False)
 
     def look(self) -> RunLook:
@@ -93,14 +101,19 @@ class Onlooker:
         """
         with journal_reader(self.path) as connection:
             run = self._run(connection)
+            is_live = is_locked(Path(f"{self.path}.run-{run.name}.lock"))
+            mark = connection.execute(_MARK).fetchone()
+            if self._last is not None and mark == self._mark and run == self._last.run:
+                return replace(self._last, is_live=is_live)
+            self._mark = mark
             cap, posted, pending, held, held_entries = connection.execute(
                 _LIVE_BALANCE
             ).fetchone() or (None, 0, 0, 0, 0)
             statement = read_statement(connection)
             self._read_speeds(connection, run.run_id)
-            return RunLook(
+            self._last = RunLook(
                 run=run,
-                is_live=is_locked(Path(f"{self.path}.run-{run.name}.lock")),
+                is_live=is_live,
                 cap_pusd=cap,
                 posted_pusd=posted,
                 pending_pusd=pending,
@@ -110,12 +123,13 @@ class Onlooker:
                 peak_pusd=self._timeline.peak_pusd,
                 statement=statement,
                 counts=counts_of(connection, run.run_id),
-                standings=standings_of(connection, run.name),
+                accepted=accepted_of(connection, run.run_id),
                 qualities=qualities_of(
                     connection, run=run.name, run_id=run.run_id, statement=statement
                 ),
                 speeds=dict(sorted(self._speeds.items())),
             )
+            return self._last
 
     def _run(self, connection: sqlite3.Connection) -> StoredRun:
         try:

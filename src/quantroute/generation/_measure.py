@@ -19,12 +19,14 @@ __all__ = [
     "NOTHING_ACCEPTED",
     "Accepted",
     "Standing",
+    "accepted_of",
     "qualities_of",
     "read_qualities",
     "read_standings",
-    "standings_of",
 ]
 
+# CROSS JOIN keeps the order: turns are read as they lie, and rows are looked up. The other way
+# round jumps to and fro in a file of half a gigabyte: 5.5 s instead of 1.8 s for 206,000 answers.
 # Of a turn that was redone the last answer counts as accepted, but each one was paid for.
 _STANDINGS: Final = """
     SELECT r.dataset,
@@ -35,13 +37,13 @@ _STANDINGS: Final = """
         sum(t.row_class = 'truncated'), sum(t.row_class = 'good'),
         sum(CASE WHEN t.total_s IS NOT NULL THEN t.output_tokens END),
         sum(t.total_s)
-    FROM generation_rows r JOIN generation_turns t USING (row_id)
+    FROM generation_turns t CROSS JOIN generation_rows r ON r.row_id = t.row_id
     WHERE r.run_id = ? AND t.output_tokens IS NOT NULL
     GROUP BY r.dataset
 """
 _ACCEPTED: Final = """
     SELECT r.dataset, count(DISTINCT r.row_id), coalesce(sum(t.output_tokens), 0)
-    FROM generation_rows r JOIN generation_turns t USING (row_id)
+    FROM generation_turns t CROSS JOIN generation_rows r ON r.row_id = t.row_id
     WHERE r.run_id = ? AND r.state = 'finished' AND r.row_class = 'good' AND t.revision =
         (SELECT max(revision) FROM generation_turns WHERE row_id = t.row_id AND turn = t.turn)
     GROUP BY r.dataset
@@ -55,7 +57,7 @@ _ENDED: Final = """
 _QUALITIES: Final = """
     SELECT t.endpoint, t.row_class, count(*), coalesce(sum(t.output_tokens), 0),
         coalesce(sum(t.cost_pusd), 0)
-    FROM generation_rows r JOIN generation_turns t USING (row_id)
+    FROM generation_turns t CROSS JOIN generation_rows r ON r.row_id = t.row_id
     WHERE r.run_id = ? AND NOT (t.row_class = 'truncated' AND t.revision <
         (SELECT max(revision) FROM generation_turns WHERE row_id = t.row_id AND turn = t.turn))
     GROUP BY t.endpoint, t.row_class
@@ -88,11 +90,10 @@ class Standing:
 async def read_standings(store: SqliteStore, run: str) -> dict[str, Standing]:
     """The standing of each dataset that has rows in the run of this name; empty for a new run."""
     await RowStore(store).prepare()
-    return await store.aread(lambda connection: standings_of(connection, run))
+    return await store.aread(lambda connection: _read(connection, run))
 
 
-def standings_of(connection: sqlite3.Connection, run: str) -> dict[str, Standing]:
-    """The same over an open connection to a file that has the tables."""
+def _read(connection: sqlite3.Connection, run: str) -> dict[str, Standing]:
     found = connection.execute(
         "SELECT run_id FROM generation_runs WHERE name = ?", (run,)
     ).fetchone()
@@ -102,10 +103,7 @@ def standings_of(connection: sqlite3.Connection, run: str) -> dict[str, Standing
         dataset: _sample(*(value or 0 for value in sums))
         for dataset, *sums in connection.execute(_STANDINGS, found)
     }
-    accepted = {
-        dataset: Accepted(rows=rows, output_tokens=tokens)
-        for dataset, rows, tokens in connection.execute(_ACCEPTED, found)
-    }
+    accepted = accepted_of(connection, found[0])
     ended = dict(connection.execute(_ENDED, found).fetchall())
     return {
         dataset: Standing(
@@ -114,6 +112,14 @@ def standings_of(connection: sqlite3.Connection, run: str) -> dict[str, Standing
             sample=samples.get(dataset, NO_ANSWERS),
         )
         for dataset in samples.keys() | ended.keys()
+    }
+
+
+def accepted_of(connection: sqlite3.Connection, run_id: int) -> dict[str, Accepted]:
+    """What is accepted of each dataset of a run; datasets without anything are absent."""
+    return {
+        dataset: Accepted(rows=rows, output_tokens=tokens)
+        for dataset, rows, tokens in connection.execute(_ACCEPTED, (run_id,))
     }
 
 

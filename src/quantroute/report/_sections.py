@@ -198,7 +198,7 @@ def datasets(picture: Picture) -> Html:
     """Accepted tokens against targets, rows by class, money."""
     look = picture.look
     wanted = {item.name: item for item in picture.facts.datasets} if picture.facts else {}
-    names = sorted({*look.standings, *wanted, *look.run.config.get("datasets", ())})
+    names = sorted({*look.accepted, *wanted, *look.run.config.get("datasets", ())})
     if not names:
         return Html("")
     rows = [_dataset_bar(name, picture, wanted.get(name)) for name in names]
@@ -220,8 +220,8 @@ def datasets(picture: Picture) -> Html:
 
 
 def _dataset_bar(name: str, picture: Picture, wanted: WantedDataset | None) -> Bar:
-    standing = picture.look.standings.get(name)
-    tokens = standing.accepted.output_tokens if standing else 0
+    accepted = picture.look.accepted.get(name)
+    tokens = accepted.output_tokens if accepted else 0
     goal = wanted.target_output_tokens if wanted else None
     words = f"{short_number(tokens)} tokens"
     if goal:

@@ -21,9 +21,9 @@ from quantroute.report._picture import Picture, RunWatcher
 __all__ = ["DEFAULT_REPORT_PORT", "ReportServer"]
 
 DEFAULT_REPORT_PORT: Final = 8788
-#: Looking shall cost a twentieth of the time at most, however large a store has become.
+#: Looking shall cost a tenth of the time at most, however large a store has become.
 _LEAST_PAUSE_S: Final = 2.0
-_PAUSE_PER_LOOK: Final = 20.0
+_PAUSE_PER_LOOK: Final = 10.0
 _HEADERS: Final = {
     "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",
