@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from quantroute.simulator import DEFAULT_API_KEY
+from redis_support import RedisServer, redis_server
 
 
 @pytest.fixture
@@ -12,3 +15,10 @@ def key(monkeypatch: pytest.MonkeyPatch) -> str:
     """The simulator's key, in the environment."""
     monkeypatch.setenv("OPENROUTER_API_KEY", DEFAULT_API_KEY)
     return DEFAULT_API_KEY
+
+
+@pytest.fixture(scope="session")
+def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    """A server for all tests that do not hurt it; each takes a ledger name of its own."""
+    with redis_server(tmp_path_factory.mktemp("redis")) as server:
+        yield server

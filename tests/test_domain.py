@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import UTC, datetime
 from decimal import Decimal
+from types import MappingProxyType
 
 import pytest
 from hypothesis import given
@@ -17,6 +18,8 @@ from quantroute.domain import (
     Quantization,
     Sampling,
     TokenUsage,
+    canonical_json,
+    canonical_messages,
     check_messages,
     row_key,
     slugify,
@@ -262,3 +265,27 @@ def test_spellings_of_one_provider_meet() -> None:
 def test_usage_refuses_negative_counts() -> None:
     with pytest.raises(ValueError):
         TokenUsage(input_tokens=1, output_tokens=-1)
+
+
+@given(
+    st.lists(
+        st.fixed_dictionaries(
+            {
+                "role": st.sampled_from(["system", "user", "assistant"]),
+                "content": st.text() | st.text(st.characters(max_codepoint=0xA0)),
+            },
+            optional={
+                "reasoning": st.text(),
+                "number": st.floats(allow_nan=False, allow_infinity=False),
+            },
+        ),
+        max_size=3,
+    )
+)
+def test_messages_have_one_spelling_whichever_encoder_wrote_them(
+    messages: list[dict[str, object]],
+) -> None:
+    """Row keys of millions of stored rows rest on it."""
+    expected = canonical_json(messages)
+    assert canonical_messages(messages) == expected
+    assert canonical_messages(tuple(map(MappingProxyType, messages))) == expected

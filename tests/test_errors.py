@@ -39,6 +39,7 @@ SAMPLES: dict[str, Any] = {
     "retry_after_s": 1.5,
     "refusal": "x",
     "rows": 25,
+    "source": "target",
 }
 CLASSES = [
     cls

@@ -16,6 +16,8 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any, Final, NewType
 
+import orjson
+
 from quantroute.errors import ConfigurationError
 from quantroute.money import PUSD_PER_USD, PicoUSD, cost_pusd, to_pusd
 
@@ -32,6 +34,7 @@ __all__ = [
     "Sampling",
     "TokenUsage",
     "canonical_json",
+    "canonical_messages",
     "check_messages",
     "row_key",
     "slugify",
@@ -562,6 +565,23 @@ def canonical_json(value: object) -> str:
     return _canonical(value)
 
 
+def canonical_messages(messages: Sequence[Message]) -> str:
+    """`canonical_json` of messages; a tenth of the time for those that are plain ASCII text."""
+    try:
+        if all(
+            message.keys() == _PLAIN_FIELDS and isinstance(message["content"], str)
+            for message in messages
+        ):
+            raw = orjson.dumps(messages, option=orjson.OPT_SORT_KEYS)
+            # With nothing but text in it, the two differ in how they spell what is not ASCII, and
+            # in the one character of ASCII that neither prints nor stands below the blank.
+            if raw.isascii() and b"\x7f" not in raw:
+                return raw.decode()
+    except TypeError:  # a lone surrogate, or a mapping that is no dict
+        pass
+    return _canonical([dict(message) for message in messages])
+
+
 def row_key(
     *, model: str, messages: Sequence[Any], sampling: Sampling, rollout: int = 0, salt: str = ""
 ) -> RowKey:
@@ -571,16 +591,24 @@ def row_key(
     distribution, and truncated rows must be redoable at a higher limit without touching good ones.
     `salt` carries a policy class when rows of different policies must not meet.
     """
-    identity = canonical_json(
+    identity = (
+        f'{{"messages":{canonical_messages(messages)}{_settings(model, sampling, rollout, salt)}'
+    )
+    return RowKey(hashlib.sha256(identity.encode()).hexdigest())
+
+
+@functools.lru_cache(maxsize=256)  # a run has a handful of settings, and a million rows
+def _settings(model: str, sampling: Sampling, rollout: int, salt: str) -> str:
+    """The canonical JSON of what identifies a row, from behind its messages ("me" < "mo") on."""
+    settings = canonical_json(
         {
             "model": model,
-            "messages": list(messages),
             "sampling": sampling.parameters(),
             "rollout": rollout,
             "salt": salt,
         }
     )
-    return RowKey(hashlib.sha256(identity.encode()).hexdigest())
+    return f",{settings[1:]}"
 
 
 @functools.lru_cache(maxsize=1_024)  # asked three times per answer, for the same few companies

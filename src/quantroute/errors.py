@@ -10,6 +10,7 @@
     |   |-- BudgetExceeded                       a reservation does not fit; nothing was sent
     |   |-- EntryStateError                      an entry was resolved twice or never reserved
     |   `-- JournalError                         the ledger's file is damaged, locked or foreign
+    |       `-- LedgerUnreachable                the shared ledger's server does not answer
     |-- RequestError                             one request failed; the run goes on
     |   |-- TransportError                       the wire failed; `maybe_billed` says how late
     |   |-- ResponseStatusError                  the service said no
@@ -20,7 +21,8 @@
     |-- AccountError                             the whole run must stop, resumable
     |   |-- CreditsExhausted                     402, or the key's own limit
     |   `-- KeyRejected                          401, or no key at all
-    `-- DatasetError                             prompts or rows that cannot be used
+    |-- DatasetError                             prompts or rows that cannot be used
+    `-- SourceError                              hidden states cannot be had from the target
 
 Each class builds its own message from keyword facts, keeps them in `facts`, and survives pickling.
 Messages never hold a payload, a header or a key; they say what happened and what to do next.
@@ -43,6 +45,7 @@ __all__ = [
     "InvalidResponse",
     "JournalError",
     "KeyRejected",
+    "LedgerUnreachable",
     "NoEligibleEndpoint",
     "ProviderDown",
     "QuantrouteError",
@@ -52,6 +55,7 @@ __all__ = [
     "RequestError",
     "RequestRefused",
     "ResponseStatusError",
+    "SourceError",
     "TransportError",
     "UnknownName",
 ]
@@ -196,6 +200,17 @@ class JournalError(BudgetError):
         self.path, self.problem = path, problem
 
 
+class LedgerUnreachable(JournalError):
+    """The server of a shared ledger does not answer: nothing new is spent until it does."""
+
+    def __init__(self, *, path: str, problem: str) -> None:
+        super().__init__(path=path, problem=problem)
+        self.args = (
+            f"{path}: the shared ledger cannot be reached ({problem}); nothing new was sent, what "
+            "was paid for is kept; run the same command again when the server is back",
+        )
+
+
 class RequestError(QuantrouteError):
     """One request failed; others are not affected.
 
@@ -319,3 +334,15 @@ class RefusedAlike(AccountError):
         self.facts = {"refusal": refusal, "status": status, "rows": rows}
         self.refusal = refusal
         self.rows = rows
+
+
+class SourceError(QuantrouteError):
+    """The target gives no hidden states, or not the right ones. What is stored stays; rerun.
+
+    `source` names the model folder or the server.
+    """
+
+    def __init__(self, *, source: str, problem: str) -> None:
+        super().__init__(f"{source}: {problem}")
+        self.facts = {"source": source, "problem": problem}
+        self.source, self.problem = source, problem

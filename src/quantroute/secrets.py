@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from quantroute.errors import KeyRejected
 
-__all__ = ["REDACTED", "EnvKey", "Redactor"]
+__all__ = ["REDACTED", "EnvKey", "Redactor", "redact_url"]
 
 REDACTED = "[redacted]"
 
@@ -83,7 +83,10 @@ class Redactor:
 
     def is_clean(self, raw: bytes) -> bool:
         """Whether `raw` holds none of the known key's forms."""
-        return not any(needle in raw for needle in self._raw_needles)
+        for needle in self._raw_needles:  # noqa: SIM110 - `any` takes twice the time, per answer
+            if needle in raw:
+                return False
+        return True
 
     def answer(self, text: str) -> str:
         """`text` without the known key; anything else is left as it is."""
@@ -120,3 +123,8 @@ def _base64_forms(secret: str) -> set[str]:
         if len(core) >= _SHORTEST_SECRET:
             forms |= {core, core.replace("+", "-").replace("/", "_")}
     return forms
+
+
+def redact_url(url: str) -> str:
+    """`url` without the user and password that may stand in it."""
+    return _USERINFO.sub(REDACTED, url)

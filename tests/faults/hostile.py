@@ -227,9 +227,12 @@ async def facing(chat: Chat, **settings: Any) -> AsyncIterator[tuple[Client, Hos
 
 
 class _LeapingSelector(selectors.DefaultSelector):  # type: ignore[misc,valid-type]
-    """Waits ten real milliseconds for I/O and other threads; then the rest of the wait is over."""
+    """Waits forty real milliseconds for I/O and other threads; then the rest of the wait is over.
 
-    patience_s = 0.01
+    Longer than the store lets work gather, so that no commit is leapt over.
+    """
+
+    patience_s = 0.04
     leapt_s = 0.0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:

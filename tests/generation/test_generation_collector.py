@@ -25,7 +25,7 @@ def test_it_looks_more_seldom_and_then_as_before() -> None:
 
     def fail_inside() -> None:
         with calm_collector():
-            assert gc.get_threshold() == (20_000, 9, 8)
+            assert gc.get_threshold() == (100_000, 9, 8)
             raise LookupError
 
     with pytest.raises(LookupError):
@@ -33,7 +33,7 @@ def test_it_looks_more_seldom_and_then_as_before() -> None:
     assert gc.get_threshold() == (700, 9, 8)
 
 
-@pytest.mark.parametrize("threshold", [0, 50_000])
+@pytest.mark.parametrize("threshold", [0, 500_000])
 def test_what_the_application_chose_stays(threshold: int) -> None:
     """A collector that is off, or calmer already, is left alone."""
     gc.set_threshold(threshold, 10, 10)

@@ -20,7 +20,7 @@ from quantroute.errors import (
     EntryStateError,
     JournalError,
 )
-from quantroute.ledger import ROOT, Account, Basis, BudgetLedger, Charge, EntryId, _ledger
+from quantroute.ledger import ROOT, Account, Basis, BudgetLedger, Charge, EntryId, _waiting
 from quantroute.money import MAX_AMOUNT_PUSD, NO_CAP
 
 TEN = "0.000000000010"  # a cap of ten pico-dollars: amounts in these tests are small integers
@@ -33,7 +33,7 @@ def charge(amount: int, basis: Basis = Basis.REPORTED, usage: TokenUsage | None 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever waits is woken by what happened, not by the slow look at other processes."""
-    monkeypatch.setattr(_ledger, "_POLL_S", 60.0)
+    monkeypatch.setattr(_waiting, "_POLL_S", 60.0)
 
 
 async def settle_down(ledger: BudgetLedger) -> None:
@@ -370,6 +370,7 @@ async def test_nothing_acknowledged_is_lost_to_kill_9(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)  # forty processes that start
 async def test_kill_9_at_forty_moments(tmp_path: Path) -> None:
     """The same, often, on one growing file."""
     path = tmp_path / "l.sqlite"

@@ -1,4 +1,4 @@
-"""The SQLite ledger against the pure machine: the same random traffic, faults and restarts."""
+"""The ledgers against the pure machine: the same random traffic, faults and restarts."""
 
 from __future__ import annotations
 
@@ -20,15 +20,26 @@ from hypothesis.stateful import (
     invariant,
     precondition,
     rule,
+    run_state_machine_as_test,
 )
 
 from quantroute.domain import TokenUsage
 from quantroute.errors import BudgetExceeded, EntryStateError
-from quantroute.ledger import ROOT, Account, Basis, BudgetLedger, Charge, EntryId, EntryStatus
+from quantroute.ledger import (
+    ROOT,
+    Account,
+    Basis,
+    BudgetLedger,
+    Charge,
+    EntryId,
+    EntryStatus,
+    SharedLedger,
+)
 from quantroute.ledger._records import CapSet, Held, Identified, Posted, Record, Reserved, Voided
 from quantroute.ledger._state import LedgerState
 from quantroute.ledger._statement import balance_of
 from quantroute.money import NO_CAP, Cap, PicoUSD, to_usd
+from redis_support import RedisServer
 
 T = TypeVar("T")
 
@@ -46,7 +57,7 @@ def failing_work(connection: sqlite3.Connection) -> None:
     raise Refused
 
 
-class SqliteLedgerMachine(RuleBasedStateMachine):
+class LedgerMachine(RuleBasedStateMachine):
     """Everything done to the ledger is done to a pure `LedgerState` too; they must agree."""
 
     entries: Bundle[EntryId] = Bundle("entries")
@@ -57,15 +68,22 @@ class SqliteLedgerMachine(RuleBasedStateMachine):
         self.folder = tempfile.TemporaryDirectory()
         self.twin = LedgerState(accounts={})
         self.is_file = False
+        self.ledger: BudgetLedger | SharedLedger
+
+    def made(self, cap: object) -> BudgetLedger | SharedLedger:
+        """A ledger that is not open yet, on the same file or server each time."""
+        if self.is_file:
+            return BudgetLedger.open(self.path, cap=cap)
+        return BudgetLedger.in_memory(cap=cap)
+
+    @property
+    def path(self) -> Path:
+        return Path(self.folder.name) / "ledger.sqlite"
 
     @initialize(is_file=st.booleans(), cap=CAPS)
     def open_first(self, is_file: bool, cap: Cap) -> None:
         self.is_file = is_file
-        usd = cap if cap is NO_CAP else to_usd(cap)
-        if is_file:
-            self.ledger = BudgetLedger.open(Path(self.folder.name) / "ledger.sqlite", cap=usd)
-        else:
-            self.ledger = BudgetLedger.in_memory(cap=usd)
+        self.ledger = self.made(cap if cap is NO_CAP else to_usd(cap))
         self.run(self.ledger.__aenter__())
         self.twin.replay(CapSet(account=ROOT, cap=cap, at_s=0.0))
 
@@ -191,7 +209,10 @@ class SqliteLedgerMachine(RuleBasedStateMachine):
     def reopen(self) -> None:
         """What is under way at the end is held, everything else comes back equal."""
         self.run(self.ledger.aclose())
-        self.ledger = BudgetLedger.open(Path(self.folder.name) / "ledger.sqlite")
+        self.open_again()
+
+    def open_again(self) -> None:
+        self.ledger = self.made(None)
         self.run(self.ledger.__aenter__())
         for entry in list(self.twin.entries.values()):
             if entry.status is EntryStatus.RESERVED:
@@ -201,8 +222,12 @@ class SqliteLedgerMachine(RuleBasedStateMachine):
 
     # -- agreement --------------------------------------------------------------------------------
 
+    def catch_up(self) -> None:
+        """Wait until what was done so far shows in the balance."""
+
     @invariant()
     def balances_agree(self) -> None:
+        self.catch_up()
         for path, state in self.twin.accounts.items():
             assert self.ledger.balance(path) == balance_of(path, state)
 
@@ -230,5 +255,65 @@ class SqliteLedgerMachine(RuleBasedStateMachine):
             self.folder.cleanup()
 
 
-TestSqliteLedgerMachine = SqliteLedgerMachine.TestCase
+class SharedLedgerMachine(LedgerMachine):
+    """The same on a server, with its replies lost and its workers killed."""
+
+    url: str = ""
+
+    def made(self, cap: object) -> SharedLedger:
+        store = self.path if self.is_file else ":memory:"
+        return SharedLedger.connect(self.url, name=self.folder.name, cap=cap, store=store)
+
+    def catch_up(self) -> None:
+        self.run(self.ledger.note("barrier", "x"))
+
+    @rule(is_done=st.booleans(), after=st.sampled_from([0, 3, 3, 3, 4, 6]))
+    def lose_an_answer(self, is_done: bool, after: int) -> None:
+        """A batch to come fails once, before the server did it or after.
+
+        What the invariants ask makes three batches: the fourth is the next rule's own.
+        """
+        link = self.ledger._link  # type: ignore[union-attr]
+        script, left = link._script, after
+
+        async def failing(**batch: Any) -> Any:
+            nonlocal left
+            left -= 1
+            if left >= 0:
+                return await script(**batch)
+            link._script = script
+            if is_done:
+                await script(**batch)
+            raise ConnectionError("lost")
+
+        link._script = failing
+
+    @precondition(lambda self: self.is_file)
+    @rule()
+    def kill(self) -> None:
+        """The process is gone between two steps: nobody says goodbye."""
+        self.run(killed(self.ledger))  # type: ignore[arg-type]
+        self.open_again()
+
+
+async def killed(ledger: SharedLedger) -> None:
+    """End a ledger as `kill -9` would: what its files and the server have is all that is left."""
+    if ledger._heart is not None:
+        ledger._heart.cancel()
+    await ledger._link.aclose()
+    await ledger._local.aclose()
+    ledger._owner = ""
+
+
+TestSqliteLedgerMachine = LedgerMachine.TestCase
 TestSqliteLedgerMachine.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
+
+
+@pytest.mark.redis
+@pytest.mark.parametrize("examples", [6, pytest.param(60, marks=pytest.mark.slow)])
+@pytest.mark.timeout(300)
+def test_shared_ledger_machine(redis: RedisServer, examples: int) -> None:
+    machine = type("Machine", (SharedLedgerMachine,), {"url": redis.url})
+    run_state_machine_as_test(
+        machine, settings=settings(max_examples=examples, stateful_step_count=25, deadline=None)
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import shutil
 import sqlite3
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 from cli_support import quantroute
 from quantroute.errors import DatasetError, JournalError
-from quantroute.generation import Onlooker, RowClass, RunLook
+from quantroute.generation import Onlooker, RowClass, RunLook, merged_looks
 from quantroute.report import RunWatcher, run_page
 from quantroute.storage import FileLock
 
@@ -81,11 +82,34 @@ def test_a_pause_between_two_starts_is_cut_out(run_folder: Path) -> None:
         writer.execute("DELETE FROM journal WHERE kind = 'reserved' AND seq <= ?", (half,))
         writer.execute("UPDATE journal SET at_s = at_s + 86400 WHERE seq > ?", (half,))
     writer.close()
-    watcher = RunWatcher(run_folder, run_folder / "run.sqlite", run_folder.name)
+    watcher = RunWatcher(run_folder, [run_folder / "run.sqlite"], run_folder.name)
     page = run_page(watcher.picture(at=dt.datetime.now(dt.UTC)))
     assert "Dashed upright lines are pauses left out." in page
     assert 'class="cut"' in page
     assert "days under way" not in page
+
+
+def test_a_run_in_shards_is_shown_as_one(run_folder: Path, tmp_path: Path) -> None:
+    one = fresh_look(run_folder)
+    run = tmp_path / "both" / run_folder.name
+    for part in (0, 1):
+        shutil.copytree(run_folder, run / f"shard-00{part}-of-002")
+    stores = sorted(run.glob("shard-*/run.sqlite"))
+
+    both = merged_looks([Onlooker(store, run_folder.name).look() for store in stores])
+
+    assert both.cap_pusd is None
+    assert both.posted_pusd == 2 * one.posted_pusd == both.moments[-1].posted_pusd
+    assert sum(item.rows for item in both.counts) == 2 * sum(item.rows for item in one.counts)
+    assert [item.answers for item in both.qualities] == [2 * x.answers for x in one.qualities]
+    assert both.accepted["b4"].output_tokens == 2 * one.accepted["b4"].output_tokens
+    assert both.statement[0].output_tokens == 2 * one.statement[0].output_tokens
+
+    ended = quantroute("report", run)
+    assert ended.code == 0
+    page = (run / "report.html").read_text()
+    failed = (run_folder / "events.jsonl").read_text().count('"attempt failed"')
+    assert f"{2 * failed:,} attempts brought no answer" in page
 
 
 def test_other_names_and_other_files_are_said(run_folder: Path) -> None:

@@ -55,7 +55,7 @@ class Outline(HTMLParser):
 
 
 def picture_of(folder: Path) -> Picture:
-    return RunWatcher(folder, folder / "run.sqlite", folder.name).picture(at=AT)
+    return RunWatcher(folder, [folder / "run.sqlite"], folder.name).picture(at=AT)
 
 
 def outline_of(folder: Path) -> Outline:

@@ -18,7 +18,7 @@ from quantroute.report import ReportServer, RunWatcher
 
 
 def watcher_of(folder: Path) -> RunWatcher:
-    return RunWatcher(folder, folder / "run.sqlite", folder.name)
+    return RunWatcher(folder, [folder / "run.sqlite"], folder.name)
 
 
 async def test_it_serves_the_page_and_what_it_shows(run_folder: Path) -> None:

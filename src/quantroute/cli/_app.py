@@ -14,6 +14,8 @@ from quantroute._version import __version__
 from quantroute.cli import (
     _endpoints,
     _export,
+    _export_drafter,
+    _extract,
     _generate,
     _loop,
     _plan,
@@ -21,6 +23,7 @@ from quantroute.cli import (
     _serve,
     _simulate,
     _status,
+    _train,
 )
 from quantroute.cli._exit import ExitCode, code_for
 from quantroute.cli._log import configure_logging
@@ -63,7 +66,10 @@ app.command("reconcile")(_status.reconcile)
 app.command("export")(_export.export)
 app.command("report")(_report.report)
 app.command("serve")(_serve.serve)
+app.command("extract")(_extract.extract)
 app.command("simulate")(_simulate.simulate)
+app.command("train")(_train.train)
+app.command("export-drafter")(_export_drafter.export_drafter)
 
 
 def _print_version(value: bool) -> None:

@@ -45,17 +45,13 @@ class DatasetsJob:
     """What one call of the command is about."""
 
     spec: RunSpec
+    folder: RunFolder
     redo: frozenset[RowClass]
     retry_refused: bool
     as_json: bool
     log_json: Path | None = None
     metrics_port: int | None = None
     observer: AttemptObserver | None = None
-
-    @property
-    def folder(self) -> RunFolder:
-        """Where the run lives."""
-        return RunFolder(self.spec.out)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,10 +80,13 @@ async def perform_datasets(job: DatasetsJob, target: Target) -> DatasetsOutcome:
                 job.spec,
                 registry,
                 spends=True,
+                folder=job.folder,
                 service=target.service,
                 key=target.key,
                 observer=job.observer,
             ) as client:
+                if job.folder.ledger_url is not None:
+                    plan = await plan_run(client, job.spec)  # with what all workers have spent
                 return await _run(job, plan, target, client)
 
 
@@ -97,7 +96,12 @@ async def _run(job: DatasetsJob, plan: Plan, target: Target, client: Client) -> 
     # The embedded simulator starts with an account of its own each time.
     await client.note_baseline(renew=target.simulator is not None)
     run = await DatasetRun.prepare(
-        client, job.spec, plan=plan, redo=job.redo, retry_refused=job.retry_refused
+        client,
+        job.spec,
+        plan=plan,
+        redo=job.redo,
+        retry_refused=job.retry_refused,
+        shard=job.folder.shard,
     )
     bound = await client.verdicts(job.spec.model, sampling=job.spec.datasets[0].sampling)
     write_facts(

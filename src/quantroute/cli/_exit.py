@@ -16,6 +16,7 @@ from quantroute.errors import (
     QuantrouteError,
     RegistryError,
     RequestError,
+    SourceError,
 )
 
 __all__ = ["ExitCode", "code_for"]
@@ -47,7 +48,7 @@ def code_for(error: QuantrouteError) -> ExitCode:
             return ExitCode.STORAGE
         case ConfigurationError() | DatasetError():
             return ExitCode.CONFIGURATION
-        case RequestError():
+        case RequestError() | SourceError():
             return ExitCode.INCOMPLETE
         case _:
             return ExitCode.CONFIGURATION

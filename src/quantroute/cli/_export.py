@@ -12,8 +12,7 @@ from quantroute.cli import _options as options
 from quantroute.cli._output import print_json, say
 from quantroute.cli._rundir import RunFolder
 from quantroute.errors import DatasetError
-from quantroute.generation import ExportReport, RowStore, export_rows
-from quantroute.ledger import BudgetLedger
+from quantroute.generation import ExportReport, export_rows
 
 
 def export(
@@ -38,7 +37,8 @@ def export(
     """Write the whole conversations of RUN to PATH, one row each, with full provenance.
 
     Only rows whose every answer is of the chosen classes, from eligible endpoints. Beside the file
-    stands PATH.manifest.json with counts, hashes, prices and the ledger.
+    stands PATH.manifest.json with counts, hashes, prices and the ledger. The shards of a run are
+    merged; a row that is in two of them is an error.
 
     quantroute export runs/b3 rows.jsonl
 
@@ -49,15 +49,15 @@ def export(
     chosen = frozenset(options.row_class(name, option="--class") for name in classes or ["good"])
 
     async def write() -> ExportReport:
-        async with BudgetLedger.open(folder.existing_store()) as ledger:
+        async with folder.reading() as shards:
             return await export_rows(
-                RowStore(ledger.store),
+                shards.rows,
                 run=folder.name,
                 path=path,
                 classes=chosen,
                 partial=partial,
                 overwrite=overwrite,
-                statement=await ledger.statement(),
+                statement=await shards.statement(),
             )
 
     report = _loop.run(write())

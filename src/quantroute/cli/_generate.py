@@ -7,6 +7,7 @@ from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Final, NoReturn
+from urllib.parse import urldefrag
 
 import typer
 
@@ -32,6 +33,7 @@ from quantroute.errors import ConfigurationError
 from quantroute.generation import (
     DatasetSource,
     RunConfig,
+    Shard,
     builtin_prompts,
     dataset_name,
     deadline_s,
@@ -57,6 +59,9 @@ _BESIDE_A_RUN_FILE: Final = frozenset(
         "log_json",
         "metrics_port",
         "otel",
+        "shard",
+        "ledger",
+        "allow_volatile_ledger",
     }
 )
 
@@ -156,6 +161,9 @@ def generate(
             "used. Without it, as many as the requests in flight keep busy.",
         ),
     ] = None,
+    shard: options.Shard = None,
+    ledger: options.Ledger = None,
+    allow_volatile_ledger: options.AllowVolatileLedger = False,
     simulate: Annotated[
         bool,
         typer.Option(
@@ -186,8 +194,17 @@ def generate(
     quantroute generate b3.jsonl --redo truncated --max-output-tokens 16384 --out runs/b3
 
     quantroute generate run.toml
+
+    quantroute generate run.toml --shard 3/8 --ledger redis://10.0.0.5:6379/0
     """
     files = tuple(prompts or ())
+    part = None if shard is None else Shard.parse(shard)
+    if part is not None and statistical_reserve is not None:
+        raise ConfigurationError(
+            "--statistical-reserve knows only this worker's own requests: leave it or --shard out"
+        )
+    if ledger is not None and simulate:
+        ledger = _rehearsal_ledger(ledger)
     if scenario is not None and not simulate:
         raise ConfigurationError("--scenario is for --simulate; give both, or neither")
     observer = OpenTelemetryObserver() if otel else None
@@ -206,6 +223,12 @@ def generate(
         _generate_datasets(
             DatasetsJob(
                 spec=spec,
+                folder=RunFolder(
+                    spec.out,
+                    shard=part,
+                    ledger_url=ledger or spec.ledger,
+                    allow_volatile=allow_volatile_ledger,
+                ),
                 redo=classes,
                 retry_refused=retry_refused,
                 as_json=as_json,
@@ -227,8 +250,8 @@ def generate(
         max_input_price=max_input_price,
         max_output_price=max_output_price,
     )
-    folder = RunFolder(out)
-    if cap is None and not folder.store.exists():
+    folder = RunFolder(out, shard=part, ledger_url=ledger, allow_volatile=allow_volatile_ledger)
+    if cap is None and ledger is None and not folder.store.exists():
         raise ConfigurationError("--cap is needed for a new run: a hard limit in USD such as 5.00")
     if cap is not None:
         cap_pusd(cap)  # refuse an impossible one before anything is read
@@ -251,7 +274,7 @@ def generate(
         folder=folder,
         config=config,
         files=files,
-        total_rows=check_prompts(files) * rollouts,
+        total_rows=check_prompts(files) * rollouts // (1 if part is None else part.count),
         policy=policy,
         cap=cap,
         max_in_flight=max_in_flight,
@@ -277,6 +300,12 @@ def generate(
     else:
         print_outcome(job, outcome)
     raise typer.Exit(exit_code(outcome.report))
+
+
+def _rehearsal_ledger(url: str) -> str:
+    """A ledger of its own for made-up money, on the same server."""
+    address, name = urldefrag(url)
+    return f"{address}#{name}-simulated" if name else f"{address}#simulated"
 
 
 def _check_run_file(ctx: typer.Context, files: Sequence[Path]) -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from quantroute.cli._log import EVENTS
 from quantroute.cli._options import Overrun
@@ -24,17 +24,18 @@ from quantroute.generation import (
     Run,
     RunConfig,
     RunReport,
+    Shard,
     StatisticalReserve,
     builtin_prompts,
     read_prompts,
     worst_request_pusd,
 )
-from quantroute.ledger import Balance, BudgetLedger, StatementLine
+from quantroute.ledger import Balance, StatementLine
 from quantroute.money import format_usd
 from quantroute.policy import BoundPolicy, ExclusionPolicy
 from quantroute.registry import ProviderRegistry
 from quantroute.report import RunFacts, verdict_table, write_facts
-from quantroute.routing import RoutingMode
+from quantroute.routing import LimitSettings, RoutingMode
 
 __all__ = [
     "RECORDS_WITHIN_S",
@@ -42,6 +43,7 @@ __all__ = [
     "Outcome",
     "check_prompts",
     "perform",
+    "worker_settings",
 ]
 
 RECORDS_WITHIN_S: Final = 20.0
@@ -79,6 +81,12 @@ class Job:
         if not self.files:
             return builtin_prompts()
         return chain.from_iterable(read_prompts(path) for path in self.files)
+
+    @property
+    def source(self) -> str | None:
+        """What tells these prompts from any others: the files' names and contents."""
+        found = [f"{item.name}:{item.sha256}" for item in self.config.sources]
+        return " ".join(found) or None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,20 +152,34 @@ async def _open_and_run(
     bound: BoundPolicy,
     reserve: StatisticalReserve | None,
 ) -> Outcome:
+    job.folder.check_division()
     async with (
-        BudgetLedger.open(job.folder.store, cap=job.hard_cap) as ledger,
+        job.folder.opening(job.hard_cap) as ledger,
         Client(
             ledger=ledger,
             policy=job.policy,
             service=target.service,
             key=target.key,
             registry=registry,
-            max_in_flight=job.max_in_flight,
+            **worker_settings(job.folder.shard, job.max_in_flight),
             routing=job.routing,
             observer=job.observer,
         ) as client,
     ):
         return await _run(job, target, client, bound, reserve)
+
+
+def worker_settings(shard: Shard | None, max_in_flight: int) -> dict[str, Any]:
+    """A worker's part of what one client alone would ask of the endpoints."""
+    if shard is None:
+        return {"max_in_flight": max_in_flight}
+    limits = LimitSettings()
+    return {
+        "max_in_flight": shard.share(max_in_flight),
+        "limits": replace(
+            limits, initial=shard.share(limits.initial), ceiling=shard.share(limits.ceiling)
+        ),
+    }
 
 
 async def _verdicts(job: Job, target: Target, registry: ProviderRegistry) -> BoundPolicy:
@@ -212,10 +234,12 @@ async def _run(
         client,
         job.config,
         job.prompts(),
+        source=job.source,
         redo=job.redo,
         retry_refused=job.retry_refused,
         elastic_limits=job.elastic_limits,
         reserve=reserve,
+        shard=job.folder.shard,
         deadline=(
             None
             if job.deadline_s is None

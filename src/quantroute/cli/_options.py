@@ -18,6 +18,32 @@ from quantroute.policy import EvidenceTable, ExclusionPolicy
 DEFAULT_MODEL = "moonshotai/kimi-k2.5"
 """The model of the embedded scenario."""
 
+Shard = Annotated[
+    str | None,
+    typer.Option(
+        "--shard",
+        metavar="I/N",
+        help="Do only part I of N (from 0) of the rows, beside other workers; 'auto' in a Slurm "
+        "array or a Kubernetes indexed job.",
+    ),
+]
+Ledger = Annotated[
+    str | None,
+    typer.Option(
+        "--ledger",
+        metavar="URL",
+        envvar="QUANTROUTE_LEDGER",
+        help="A Redis or Valkey server that keeps the one cap of all workers, e.g. "
+        "redis://HOST:6379/0; add #NAME for another ledger than the run's own.",
+    ),
+]
+AllowVolatileLedger = Annotated[
+    bool,
+    typer.Option(
+        "--allow-volatile-ledger",
+        help="Accept a server that may forget what it acknowledged (no `appendfsync always`).",
+    ),
+]
 Exclude = Annotated[
     list[str] | None,
     typer.Option(

@@ -16,6 +16,7 @@ from quantroute._http import OPENROUTER_URL
 from quantroute.cli import _loop
 from quantroute.cli import _options as options
 from quantroute.cli._exit import ExitCode
+from quantroute.cli._job import worker_settings
 from quantroute.cli._output import print_json, say, show
 from quantroute.cli._rundir import RunFolder
 from quantroute.cli._service import opened_target, source_class
@@ -31,7 +32,7 @@ from quantroute.generation import (
     probe_run,
     take_census,
 )
-from quantroute.ledger import BudgetLedger
+from quantroute.ledger import BudgetLedger, SharedLedger
 from quantroute.money import to_usd, usd_per_million
 from quantroute.registry import ProviderRegistry
 from quantroute.report import plan_lines, plan_tables
@@ -139,22 +140,28 @@ def read_spec(path: Path, *, base_url: str, simulate: bool) -> RunSpec:
 
 @asynccontextmanager
 async def opened_client(
-    run: RunSpec, registry: ProviderRegistry, *, spends: bool = False, **service: Any
+    run: RunSpec,
+    registry: ProviderRegistry,
+    *,
+    spends: bool = False,
+    folder: RunFolder | None = None,
+    **service: Any,
 ) -> AsyncIterator[Client]:
     """A client on the run's own ledger if there is one or has to be, else on none."""
-    store = RunFolder(run.out).store
+    folder = folder or RunFolder(run.out)
     cap = to_usd(run.cap_pusd)
     async with AsyncExitStack() as stack:
-        ledger = BudgetLedger.in_memory(cap=cap)
+        ledger: BudgetLedger | SharedLedger = BudgetLedger.in_memory(cap=cap)
         if spends:
-            ledger = BudgetLedger.open(store, cap=cap)
-        elif store.exists():
-            ledger = BudgetLedger.open(store)
+            folder.check_division()
+            ledger = folder.opening(cap)
+        elif folder.store.exists():
+            ledger = BudgetLedger.open(folder.store)
         client = Client(
             ledger=await stack.enter_async_context(ledger),
             policy=run.policy,
             registry=registry,
-            max_in_flight=run.max_in_flight,
+            **worker_settings(folder.shard, run.max_in_flight),
             routing=run.routing,
             local=run.local,
             **service,

@@ -67,9 +67,9 @@ def report(
     folder = RunFolder(run)
     watcher = RunWatcher(
         folder=folder.path,
-        store=folder.existing_store(),
+        stores=folder.stores(),
         name=folder.name,
-        events=events or folder.events,
+        events=events,
         find=partial(find_extras, audit=audit, training=training, acceptance=acceptance),
     )
     if live:

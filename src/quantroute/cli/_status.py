@@ -28,11 +28,12 @@ from quantroute.client import Client, Reconciliation
 from quantroute.generation import (
     EndpointQuality,
     RowCounts,
-    RowStore,
+    ShardedRows,
+    merged_qualities,
     quality_alarms,
     read_qualities,
 )
-from quantroute.ledger import Balance, BudgetLedger, StatementLine
+from quantroute.ledger import Balance, StatementLine
 from quantroute.money import NO_CAP, format_usd
 from quantroute.report import balance_line, ledger_table
 
@@ -42,13 +43,15 @@ def status(
     verify: Annotated[
         bool, typer.Option("--verify", help="Also replay the journal and compare every sum.")
     ] = False,
+    ledger: options.Ledger = None,
     as_json: options.Json = False,
 ) -> None:
     """Show a run's ledger and answers by endpoint, its rows by class, and what is still unknown.
 
-    Safe while the run is under way.
+    Safe while the run is under way. Of a run in shards it shows the rows of all of them, and the
+    money as their files know it, or with --ledger as the server does.
     """
-    folder = RunFolder(run)
+    folder = RunFolder(run, ledger_url=ledger, allow_volatile=True)
 
     async def look() -> tuple[
         Balance,
@@ -56,18 +59,29 @@ def status(
         tuple[RowCounts, ...],
         tuple[EndpointQuality, ...],
     ]:
-        async with BudgetLedger.open(folder.existing_store()) as ledger:
-            if verify:
-                await ledger.verify()
-            rows = RowStore(ledger.store)
-            await rows.prepare()
-            stored = await rows.run(folder.name)
-            return (
-                ledger.balance(),
-                await ledger.statement(),
-                await rows.counts(stored.run_id),
-                await read_qualities(ledger, run=stored.name, run_id=stored.run_id),
+        async with folder.reading() as shards:
+            await shards.rows.prepare()
+            stored = await shards.rows.run(folder.name)
+            counts = await shards.rows.counts(stored.run_id)
+            qualities = merged_qualities(
+                [
+                    await read_qualities(file, run=folder.name, run_id=run_id)
+                    for file, run_id in zip(shards.ledgers, shards.rows.run_ids, strict=True)
+                ]
+                if isinstance(shards.rows, ShardedRows)
+                else [
+                    await read_qualities(shards.ledgers[0], run=folder.name, run_id=stored.run_id)
+                ]
             )
+            if ledger is not None:
+                async with folder.shared() as shared:
+                    if verify:
+                        await shared.verify()
+                    return shared.balance(), await shared.statement(), counts, qualities
+            if verify:
+                for file in shards.ledgers:
+                    await file.verify()
+            return shards.balance(), await shards.statement(), counts, qualities
 
     balance, statement, counts, qualities = _loop.run(look())
     alarms = quality_alarms(qualities)
@@ -123,6 +137,7 @@ def reconcile(
             "settles them (default: the total timeout).",
         ),
     ] = None,
+    ledger: options.Ledger = None,
     base_url: options.BaseUrl = OPENROUTER_URL,
     ca_file: options.CaFile = None,
 ) -> None:
@@ -131,16 +146,16 @@ def reconcile(
     Needs the key that paid. Exit code 4 if some charges are still unknown: try again later, or
     charge them at their full reservation with --charge-bound.
     """
-    folder = RunFolder(run)
+    folder = RunFolder(run, ledger_url=ledger, allow_volatile=True)
 
     async def settle() -> tuple[Reconciliation, Balance]:
         async with (
-            BudgetLedger.open(folder.existing_store()) as ledger,
-            Client(ledger=ledger, service=Service(base_url=base_url, ca_file=ca_file)) as client,
+            folder.settling() as paying,
+            Client(ledger=paying, service=Service(base_url=base_url, ca_file=ca_file)) as client,
         ):
             with EVENTS.written_to(folder.events, key=client.key):
                 done = await client.reconcile(quiet_s=quiet_s, charge_bound=charge_bound)
-                return done, ledger.balance()
+                return done, paying.balance()
 
     done, balance = _loop.run(settle())
     print_reconciliation(done)

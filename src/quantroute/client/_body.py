@@ -6,6 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+import orjson
+
 from quantroute.client._local import LocalEndpoint
 from quantroute.client._outcome import ChatRequest
 from quantroute.client._replay import ReplayForm, replayed
@@ -20,7 +22,7 @@ _TEMPLATE_TOKENS_PER_MESSAGE: Final = 12
 _TEMPLATE_TOKENS_PER_REQUEST: Final = 128
 
 
-_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=dict).encode
 
 
 def input_bound_tokens(messages: Sequence[Message]) -> int:
@@ -42,7 +44,7 @@ def input_bound_tokens(messages: Sequence[Message]) -> int:
 def _text_bytes(part: object) -> int:
     """Bytes of one field of a message; replayed reasoning is read by the model like content."""
     text = part if isinstance(part, str) else json.dumps(part, ensure_ascii=False)
-    return len(text.encode())
+    return len(text) if text.isascii() else len(text.encode())
 
 
 def encode_body(
@@ -68,4 +70,7 @@ def encode_body(
         body["stream"] = True
     if local is not None:
         body = local.body(body, is_streamed=request.is_streamed)
-    return _encode(body).encode()
+    try:
+        return orjson.dumps(body, default=dict)  # `dict` for mappings of another kind
+    except TypeError:  # what JSON allows and orjson does not: a seed beyond 64 bits, say
+        return _encode(body).encode()

@@ -46,7 +46,7 @@ from quantroute.errors import (
     RequestRefused,
     TransportError,
 )
-from quantroute.ledger import ROOT, Account, BudgetLedger
+from quantroute.ledger import ROOT, Account, BudgetLedger, Ledger
 from quantroute.policy import BoundPolicy, ExclusionPolicy
 from quantroute.registry import ProviderRegistry
 from quantroute.routing import (
@@ -85,7 +85,8 @@ class Client:
     Args:
         cap_usd: the hard cap in US dollars ("5.00"), or `NO_CAP`. Needed unless `ledger` is an
             open ledger or the path of one that has a cap already.
-        ledger: an open `BudgetLedger`, or the path of an SQLite file; None keeps it in memory.
+        ledger: an open `BudgetLedger` or `SharedLedger`, or the path of an SQLite file; None keeps
+            it in memory.
         policy: which endpoints may serve; `exclude` and `only` are short-hands that add to it.
         service: base URL, CA file and proxy use; OpenRouter by default.
         key: names the environment variable that holds the API key, read at each request.
@@ -104,7 +105,7 @@ class Client:
         self,
         *,
         cap_usd: object = None,
-        ledger: BudgetLedger | str | Path | None = None,
+        ledger: Ledger | str | Path | None = None,
         policy: ExclusionPolicy | None = None,
         exclude: Sequence[str] = (),
         only: Sequence[str] = (),
@@ -125,7 +126,7 @@ class Client:
     ) -> None:
         if max_in_flight < 1:
             raise ConfigurationError(f"max_in_flight must be at least 1, not {max_in_flight}")
-        if isinstance(ledger, BudgetLedger) and cap_usd is not None:
+        if not isinstance(ledger, str | Path | None) and cap_usd is not None:
             raise ConfigurationError("an open ledger has its own cap: leave cap_usd out")
         if ledger is None and cap_usd is None:
             raise ConfigurationError(
@@ -198,16 +199,16 @@ class Client:
         engine.dispatcher.close()
         await self._close_resources(engine.ledger)
 
-    async def _open_ledger(self) -> BudgetLedger:
+    async def _open_ledger(self) -> Ledger:
         given = self._given_ledger
-        if isinstance(given, BudgetLedger):
-            return given
         if given is None:
             return await BudgetLedger.in_memory(cap=self._cap_usd, clock=self._clock).__aenter__()
+        if not isinstance(given, str | Path):
+            return given
         ledger = BudgetLedger.open(given, cap=self._cap_usd, clock=self._clock)
         return await ledger.__aenter__()
 
-    async def _open_on(self, ledger: BudgetLedger) -> None:
+    async def _open_on(self, ledger: Ledger) -> None:
         self._registry = (
             self._given_registry
             or await ProviderRegistry(
@@ -256,7 +257,7 @@ class Client:
         self._loop = asyncio.get_running_loop()
         self._state = _State.OPEN
 
-    async def _close_resources(self, ledger: BudgetLedger) -> None:
+    async def _close_resources(self, ledger: Ledger) -> None:
         # One that fails, or a cancellation, must not leave the others open.
         async with AsyncExitStack() as stack:
             if ledger is not self._given_ledger:
@@ -356,7 +357,7 @@ class Client:
     # -- looking and settling ---------------------------------------------------------------------
 
     @property
-    def ledger(self) -> BudgetLedger:
+    def ledger(self) -> Ledger:
         """The ledger that pays."""
         return self._opened().ledger
 

@@ -21,7 +21,7 @@ from quantroute.client._transport import Transport
 from quantroute.clock import Clock
 from quantroute.domain import EndpointKey
 from quantroute.errors import QuantrouteError, RefusedAlike
-from quantroute.ledger import BudgetLedger
+from quantroute.ledger import Ledger
 from quantroute.secrets import EnvKey
 
 __all__ = ["Engine"]
@@ -39,7 +39,7 @@ _SAME_REFUSALS: Final = 25
 class Engine:
     """What the rows of one open client share."""
 
-    ledger: BudgetLedger
+    ledger: Ledger
     catalogue: Catalogue
     dispatcher: Dispatcher
     transport: Transport

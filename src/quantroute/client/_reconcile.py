@@ -35,7 +35,7 @@ from quantroute.client._wire import WireGeneration, WireKey
 from quantroute.clock import Clock
 from quantroute.domain import TokenUsage
 from quantroute.errors import AccountError, EntryStateError, TransportError
-from quantroute.ledger import Basis, BudgetLedger, Charge, OpenEntry
+from quantroute.ledger import Basis, Charge, Ledger, OpenEntry
 from quantroute.money import parse_reported_usd, to_pusd
 from quantroute.secrets import EnvKey
 
@@ -74,7 +74,7 @@ class Reconciliation:
 class Reconciler:
     """Settles held entries of one ledger against one service."""
 
-    ledger: BudgetLedger
+    ledger: Ledger
     transport: Transport
     key: EnvKey
     clock: Clock
@@ -90,13 +90,15 @@ class Reconciler:
             return
         usage = await self.key_usage()
         if usage is not None:
-            await self._note_usage(usage, renew=True)
+            await self._note_usage(usage, renew=renew)
 
     async def _note_usage(self, usage: KeyUsage, *, renew: bool = False) -> None:
         name = self._baseline_name()
         if renew or name not in self.ledger.notes:
             await self.ledger.note(
-                name, str(to_pusd(usage.usage_usd) - await self._posted_through_key_pusd())
+                name,
+                str(to_pusd(usage.usage_usd) - await self._posted_through_key_pusd()),
+                keep=not renew,
             )
 
     async def key_usage(self) -> KeyUsage | None:
@@ -305,8 +307,10 @@ class Reconciler:
         oldest_first = sorted(entries, key=lambda entry: entry.reserved_at_s)
         now_s = self.clock.time_s()
         has_lookups = bool(await self._with_record(entries))
+        balance = self.ledger.balance()
+        is_busy = balance.open_entries > balance.held_entries  # others' requests are under way
         is_young = any(now_s - entry.reserved_at_s < quiet_s for entry in entries)
-        if not entries or has_lookups or is_young or remainder < 0:
+        if not entries or has_lookups or is_young or is_busy or remainder < 0:
             return 0, remainder
         return await self._allocate(oldest_first, remainder)
 

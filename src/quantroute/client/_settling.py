@@ -26,7 +26,7 @@ from quantroute._log import get_logger
 from quantroute.client._accounts import KeyComparison
 from quantroute.clock import Clock
 from quantroute.errors import AccountError, ConfigurationError, JournalError, TransportError
-from quantroute.ledger import BudgetLedger, EntryId, OpenEntry
+from quantroute.ledger import EntryId, Ledger, OpenEntry
 
 __all__ = ["Attendance", "Settler", "SettlingSettings"]
 
@@ -94,7 +94,7 @@ class _Search:
 class Settler:
     """Settles held entries of one ledger until it is cancelled."""
 
-    ledger: BudgetLedger
+    ledger: Ledger
     look: Look
     clock: Clock
     settings: SettlingSettings

@@ -230,14 +230,17 @@ class Transport:
         sent_at: float,
     ) -> Exchange:
         loop = asyncio.get_running_loop()
-        deadline.on_bytes(has_begun=False)
         decoder = self._decoder(response, is_streamed)
-        if decoder.header_id and not response.content.is_eof():
-            on_id(decoder.header_id)
+        content = response.content
+        is_all_here = content.is_eof()  # as with most short answers: nothing to wait for
+        if not is_all_here:
+            deadline.on_bytes(has_begun=False)
+            if decoder.header_id:
+                on_id(decoder.header_id)
         first_byte_s: float | None = None
         is_cut, received_bytes = False, 0
         try:
-            while chunk := await response.content.readany():
+            while chunk := content.read_nowait() if is_all_here else await content.readany():
                 received_bytes += len(chunk)
                 if received_bytes > _MOST_BYTES:
                     raise TransportError(
@@ -246,7 +249,8 @@ class Transport:
                 has_begun = decoder.feed(chunk)
                 if has_begun and first_byte_s is None:
                     first_byte_s = loop.time() - sent_at
-                deadline.on_bytes(has_begun=has_begun)
+                if not is_all_here:
+                    deadline.on_bytes(has_begun=has_begun)
         except (aiohttp.ClientError, ConnectionError):
             is_cut = True  # what arrived is judged; an incomplete answer classifies as such
         return Exchange(

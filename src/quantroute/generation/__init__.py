@@ -19,8 +19,14 @@ from quantroute.generation._deadline import Deadline, Pace, deadline_s
 from quantroute.generation._expect import Expectation
 from quantroute.generation._export import ExportReport, export_rows
 from quantroute.generation._feed import Feed, FeedProgress, Purse, Target
-from quantroute.generation._look import Onlooker, RunLook, Speeds
-from quantroute.generation._measure import Accepted, Standing, read_qualities, read_standings
+from quantroute.generation._look import Onlooker, RunLook, Speeds, merged_looks
+from quantroute.generation._measure import (
+    Accepted,
+    Standing,
+    merged_qualities,
+    read_qualities,
+    read_standings,
+)
 from quantroute.generation._plan import DatasetPlan, Demand, Plan, PlannedEndpoint
 from quantroute.generation._planner import make_plan
 from quantroute.generation._prompts import (
@@ -35,6 +41,8 @@ from quantroute.generation._records import RowState, StoredRow, TurnRecord
 from quantroute.generation._report import Progress, RunReport, StopReason, truncation_rates
 from quantroute.generation._rows import RowCounts, RowStore, StoredRun
 from quantroute.generation._run import DEFAULT_DRAIN_S, Run
+from quantroute.generation._shard import Shard
+from quantroute.generation._shards import ShardedRows
 from quantroute.generation._spec import DatasetSpec, RunSpec, load_run_spec, policy_class
 from quantroute.generation._statistical import StatisticalReserve, worst_request_pusd
 
@@ -82,6 +90,8 @@ __all__ = [
     "Speeds",
     "Standing",
     "StatisticalReserve",
+    "Shard",
+    "ShardedRows",
     "StopReason",
     "StoredRow",
     "StoredRun",
@@ -96,7 +106,9 @@ __all__ = [
     "load_run_spec",
     "loop_score",
     "make_plan",
+    "merged_looks",
     "plan_run",
+    "merged_qualities",
     "policy_class",
     "probe_run",
     "read_prompts",

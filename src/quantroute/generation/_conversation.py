@@ -21,7 +21,7 @@ from quantroute.client import (
     input_bound_tokens,
 )
 from quantroute.clock import Clock
-from quantroute.domain import EndpointKey, Message, Quote, Sampling, canonical_json
+from quantroute.domain import EndpointKey, Message, Quote, Sampling, canonical_messages
 from quantroute.errors import BudgetExceeded, QuantrouteError
 from quantroute.generation._config import RunConfig
 from quantroute.generation._limits import OutputLimits, remaining_pusd
@@ -29,7 +29,7 @@ from quantroute.generation._quality import RowClass, classify
 from quantroute.generation._records import RowState, StoredRow, TurnRecord, turn_record
 from quantroute.generation._rows import RowId, RowStore
 from quantroute.generation._statistical import StatisticalReserve
-from quantroute.ledger import Account, BudgetLedger, EntryId, lineage
+from quantroute.ledger import Account, EntryId, Ledger, lineage
 from quantroute.routing import Mix
 from quantroute.storage import Work
 
@@ -44,7 +44,7 @@ class ChatClient(Protocol):
         """Requests on the wire at once."""
 
     @property
-    def ledger(self) -> BudgetLedger:
+    def ledger(self) -> Ledger:
         """The open ledger that pays; rows go into its store."""
 
     async def complete(self, request: ChatRequest, *, sink: AnswerSink | None = None) -> Completion:
@@ -224,7 +224,7 @@ class Conversation:
             judgement,
             entry_id=entry_id,
             turn=turn,
-            messages_sha256=hashlib.sha256(canonical_json(messages).encode()).hexdigest(),
+            messages_sha256=hashlib.sha256(canonical_messages(messages).encode()).hexdigest(),
             sampling=self.config.sampling,
             max_output_tokens=limit_tokens,
             created_at_s=self.clock.time_s(),

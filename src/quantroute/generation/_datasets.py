@@ -18,14 +18,15 @@ from quantroute.generation._conversation import ChatClient, account_of
 from quantroute.generation._deadline import Deadline
 from quantroute.generation._expect import Expectation, assumed, measured
 from quantroute.generation._feed import Feed, FeedProgress, Target
-from quantroute.generation._measure import Standing, read_standings
+from quantroute.generation._measure import Accepted, Standing, read_accepted, read_standings
 from quantroute.generation._plan import DatasetPlan, Demand, Plan
 from quantroute.generation._planner import make_plan
 from quantroute.generation._prompts import Prompt
-from quantroute.generation._purse import DatasetCap, SharedPurse
+from quantroute.generation._purse import DatasetCap, FixedPurse, SharedPurse
 from quantroute.generation._quality import RowClass
 from quantroute.generation._report import Progress, RunReport, StopReason
 from quantroute.generation._run import DEFAULT_DRAIN_S, Run
+from quantroute.generation._shard import Shard
 from quantroute.generation._spec import DatasetSpec, RunSpec
 from quantroute.policy import BoundPolicy
 
@@ -179,7 +180,7 @@ class DatasetRun:
         run: Run,
         feeds: Sequence[Feed],
         plan: Plan,
-        purse: SharedPurse,
+        purse: SharedPurse | FixedPurse,
     ) -> None:
         self.plan = plan
         self._client = client
@@ -197,6 +198,7 @@ class DatasetRun:
         redo: Set[RowClass] = frozenset(),
         retry_refused: bool = False,
         drain_s: float = DEFAULT_DRAIN_S,
+        shard: Shard | None = None,
         clock: Clock | None = None,
     ) -> DatasetRun:
         """Plan and set up; reads every prompt once unless a `plan` is given.
@@ -204,20 +206,29 @@ class DatasetRun:
         Args:
             plan: a plan of this `spec`, made with this client's ledger just now.
             redo, retry_refused, drain_s: see `Run`.
+            shard: only this part of the rows, and of each target. The plan, the caps and the
+                money are the whole run's: caps are set once and not passed on.
         Raises:
             ConfigurationError, DatasetError, NoEligibleEndpoint: see `plan_run`.
         """
         plan = plan or await plan_run(client, spec, clock=clock)
         config = spec.config()
         purse = _purse(client, spec, plan)
+        accepted = {item.name: item.accepted for item in plan.datasets}
+        fixed: FixedPurse | None = None
+        if shard is not None:
+            accepted = await read_accepted(client.ledger.store, spec.name, shard)
+            fixed = FixedPurse(client.ledger, _caps(spec, plan), name=spec.name)
+        hashes = {source.name: source.sha256 for source in config.sources}
         feeds = [
             Feed(
                 prompts=item.spec.read(),
                 dataset=item.name,
-                target=_target(item),
-                purse=purse,
-                accepted_rows=item.accepted.rows,
-                accepted_tokens=item.accepted.output_tokens,
+                target=_target(item, shard),
+                purse=purse if fixed is None else None,
+                source=hashes.get(item.name),
+                accepted_rows=accepted.get(item.name, Accepted()).rows,
+                accepted_tokens=accepted.get(item.name, Accepted()).output_tokens,
                 planned_rows=item.planned_rows,
             )
             for item in plan.datasets
@@ -231,9 +242,10 @@ class DatasetRun:
             elastic_limits=spec.elastic_limits,
             deadline=None if spec.deadline_s is None else Deadline(after_s=spec.deadline_s),
             drain_s=drain_s,
+            shard=shard,
             clock=clock,
         )
-        return cls(client=client, run=run, feeds=feeds, plan=plan, purse=purse)
+        return cls(client=client, run=run, feeds=feeds, plan=plan, purse=fixed or purse)
 
     async def execute(self, on_progress: ProgressHook | None = None) -> DatasetsReport:
         """Run until every dataset has what it wants, or something stops all; see `Run.execute`."""
@@ -328,18 +340,24 @@ def _spread(item: DatasetPlan, count: int) -> Iterator[Prompt]:
     return (prompt for number, prompt in enumerate(item.spec.read()) if number in chosen)
 
 
-def _target(item: DatasetPlan) -> Target | None:
+def _target(item: DatasetPlan, shard: Shard | None = None) -> Target | None:
     spec = item.spec
-    if spec.target_output_tokens is None and spec.target_rows is None:
+    tokens, rows = spec.target_output_tokens, spec.target_rows
+    if tokens is None and rows is None:
         return None
+    if shard is not None:
+        tokens = None if tokens is None else shard.share(tokens)
+        rows = None if rows is None else shard.share(rows)
     per_row = item.accepted_tokens / item.planned_rows if item.planned_rows else 0.0
-    return Target(
-        output_tokens=spec.target_output_tokens, rows=spec.target_rows, expected_tokens=per_row
-    )
+    return Target(output_tokens=tokens, rows=rows, expected_tokens=per_row)
 
 
 def _purse(client: PlanningClient, spec: RunSpec, plan: Plan) -> SharedPurse:
-    caps = [
+    return SharedPurse(client.ledger, _caps(spec, plan), rule=spec.allocation)
+
+
+def _caps(spec: RunSpec, plan: Plan) -> list[DatasetCap]:
+    return [
         DatasetCap(
             account=spec.account_of(item.name),
             cap_pusd=item.cap_pusd,
@@ -353,4 +371,3 @@ def _purse(client: PlanningClient, spec: RunSpec, plan: Plan) -> SharedPurse:
         )
         for item in plan.datasets
     ]
-    return SharedPurse(client.ledger, caps, rule=spec.allocation)

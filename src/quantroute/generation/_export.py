@@ -20,7 +20,8 @@ from quantroute.generation._quality import RowClass
 from quantroute.generation._records import RowState, StoredRow, TurnRecord
 from quantroute.generation._report import truncation_rates
 from quantroute.generation._rowdata import row_data
-from quantroute.generation._rows import RowStore, StoredRun
+from quantroute.generation._rows import StoredRun
+from quantroute.generation._shards import RowSource
 from quantroute.generation._writers import HashingFile, JsonlWriter, ParquetWriter, RowWriter
 from quantroute.ledger import StatementLine
 from quantroute.storage import atomic_file, atomic_write
@@ -71,7 +72,7 @@ class _Totals:
 
 
 async def export_rows(
-    rows: RowStore,
+    rows: RowSource,
     *,
     run: str,
     path: Path | str,
@@ -141,7 +142,7 @@ async def export_rows(
 
 
 async def _write_all(
-    rows: RowStore,
+    rows: RowSource,
     stored: StoredRun,
     chosen: frozenset[RowClass],
     writer: RowWriter,
@@ -170,7 +171,7 @@ def _why_left_out(row: StoredRow, leading: tuple[TurnRecord, ...]) -> str:
 
 
 async def _manifest(
-    rows: RowStore,
+    rows: RowSource,
     stored: StoredRun,
     report: ExportReport,
     totals: _Totals,

@@ -95,6 +95,9 @@ class Feed:
         dataset: the dataset of all of them; needed with a purse.
         target: where to stop; None reads to the end.
         rollouts: only the first so many answers per prompt; None for what is configured.
+        source: a name for exactly what `prompts` yields, such as the hash of a file that is read
+            whole. Once all its rows are done, a later start of the same run with the same settings
+            does not read it again. None: it is always read.
         purse: asked when the dataset's own cap is reached; without one that ends the dataset.
         accepted_rows, accepted_tokens: what earlier starts have brought.
         planned_rows: rows to end in this start, if there is no target; for deadlines.
@@ -105,6 +108,7 @@ class Feed:
     target: Target | None = None
     purse: Purse | None = None
     rollouts: int | None = None
+    source: str | None = None
     accepted_rows: int = 0
     accepted_tokens: int = 0
     planned_rows: int | None = None
@@ -117,6 +121,9 @@ class Feed:
     shortage: BudgetExceeded | None = field(default=None, init=False)
     unpaid: deque[RowId] = field(default_factory=deque, init=False)
     """Rows that did not fit under the dataset's cap: next in turn if there is more money."""
+    rows: int = field(default=0, init=False)
+    """Distinct rows that its prompts gave, done before or not."""
+    duplicates: int = field(default=0, init=False)
     _new_rows: int = field(default=0, init=False)
     _new_tokens: int = field(default=0, init=False)
     _row_ended: asyncio.Event = field(default_factory=asyncio.Event, init=False)

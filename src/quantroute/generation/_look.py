@@ -6,21 +6,38 @@ of how fast answers came; each look reads those that are new.
 
 from __future__ import annotations
 
+import glob
 import random
 import sqlite3
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
 from quantroute.errors import DatasetError
 from quantroute.generation._alarms import EndpointQuality
-from quantroute.generation._measure import Accepted, accepted_of, qualities_of
+from quantroute.generation._measure import (
+    NOTHING_ACCEPTED,
+    Accepted,
+    accepted_of,
+    merged_qualities,
+    qualities_of,
+)
+from quantroute.generation._quality import RowClass
+from quantroute.generation._records import RowState
 from quantroute.generation._rows import RowCounts, StoredRun, counts_of, runs_of
-from quantroute.ledger import Moment, StatementLine, Timeline, journal_reader, read_statement
+from quantroute.ledger import (
+    Moment,
+    StatementLine,
+    Timeline,
+    journal_reader,
+    read_statement,
+    summed,
+)
 from quantroute.storage import is_locked
 
-__all__ = ["Onlooker", "RunLook", "Speeds"]
+__all__ = ["Onlooker", "RunLook", "Speeds", "merged_looks"]
 
 #: Samples per endpoint: quartiles are then within a hundredth or so of their rank.
 _MOST_SAMPLES: Final = 4_096
@@ -101,7 +118,7 @@ class Onlooker:
         """
         with journal_reader(self.path) as connection:
             run = self._run(connection)
-            is_live = is_locked(Path(f"{self.path}.run-{run.name}.lock"))
+            is_live = self._is_live(run.name)
             mark = connection.execute(_MARK).fetchone()
             if self._last is not None and mark == self._mark and run == self._last.run:
                 return replace(self._last, is_live=is_live)
@@ -130,6 +147,11 @@ class Onlooker:
                 speeds=dict(sorted(self._speeds.items())),
             )
             return self._last
+
+    def _is_live(self, run: str) -> bool:
+        """Whether anybody works on the run, or on a part of it, in this file."""
+        begin = glob.escape(f"{self.path.name}.run-{run}")
+        return any(map(is_locked, self.path.parent.glob(f"{begin}*.lock")))
 
     def _run(self, connection: sqlite3.Connection) -> StoredRun:
         try:
@@ -166,3 +188,71 @@ class Onlooker:
             kept.append(value)
         elif (place := self._random.randrange(seen)) < _MOST_SAMPLES:
             kept[place] = value
+
+
+def merged_looks(looks: Sequence[RunLook]) -> RunLook:
+    """One look out of those at the files of a run in shards.
+
+    The cap is not known then: it is the shared ledger's.
+    """
+    if len(looks) == 1:
+        return looks[0]
+    moments = _merged_moments([look.moments for look in looks])
+    counts = Counter[tuple[str, RowState, RowClass | None]]()
+    for count in (count for look in looks for count in look.counts):
+        counts[count.dataset, count.state, count.row_class] += count.rows
+    accepted: dict[str, Accepted] = {}
+    for dataset, found in (item for look in looks for item in look.accepted.items()):
+        sofar = accepted.get(dataset, NOTHING_ACCEPTED)
+        accepted[dataset] = Accepted(
+            rows=sofar.rows + found.rows, output_tokens=sofar.output_tokens + found.output_tokens
+        )
+    return replace(
+        looks[0],
+        is_live=any(look.is_live for look in looks),
+        cap_pusd=None,
+        posted_pusd=sum(look.posted_pusd for look in looks),
+        pending_pusd=sum(look.pending_pusd for look in looks),
+        held_pusd=sum(look.held_pusd for look in looks),
+        held_entries=sum(look.held_entries for look in looks),
+        peak_pusd=max((item.posted_pusd + item.pending_pusd for item in moments), default=0),
+        moments=moments,
+        statement=summed(line for look in looks for line in look.statement),
+        counts=tuple(
+            RowCounts(dataset=dataset, state=state, row_class=row_class, rows=rows)
+            for (dataset, state, row_class), rows in counts.items()
+        ),
+        accepted=accepted,
+        qualities=merged_qualities([look.qualities for look in looks]),
+        speeds=_merged_speeds(looks),
+    )
+
+
+def _merged_moments(parts: Sequence[Sequence[Moment]]) -> tuple[Moment, ...]:
+    """The sum over the parts at each moment of any of them."""
+    last: dict[int, Moment] = {}
+    merged = []
+    timed = ((moment, part) for part, moments in enumerate(parts) for moment in moments)
+    for moment, part in sorted(timed, key=lambda item: item[0].at_s):
+        last[part] = moment
+        merged.append(
+            Moment(
+                at_s=moment.at_s,
+                posted_pusd=sum(item.posted_pusd for item in last.values()),
+                pending_pusd=sum(item.pending_pusd for item in last.values()),
+                cap_pusd=None,
+                in_flight=sum(item.in_flight for item in last.values()),
+            )
+        )
+    return tuple(merged)
+
+
+def _merged_speeds(looks: Sequence[RunLook]) -> dict[str, Speeds]:
+    merged: dict[str, Speeds] = {}
+    for name, part in (item for look in looks for item in look.speeds.items()):
+        whole = merged.setdefault(name, Speeds())
+        whole.answers += part.answers
+        whole.first_byte_s += part.first_byte_s
+        whole.total_s += part.total_s
+        whole.tokens_per_s += part.tokens_per_s
+    return dict(sorted(merged.items()))

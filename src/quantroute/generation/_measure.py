@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -12,7 +12,8 @@ from quantroute.generation._alarms import EndpointQuality, with_spending
 from quantroute.generation._expect import NO_ANSWERS, Sample
 from quantroute.generation._quality import RowClass
 from quantroute.generation._rows import RowStore
-from quantroute.ledger import BudgetLedger, StatementLine
+from quantroute.generation._shard import Shard
+from quantroute.ledger import Ledger, StatementLine
 from quantroute.storage import SqliteStore
 
 __all__ = [
@@ -20,7 +21,9 @@ __all__ = [
     "Accepted",
     "Standing",
     "accepted_of",
+    "merged_qualities",
     "qualities_of",
+    "read_accepted",
     "read_qualities",
     "read_standings",
 ]
@@ -48,6 +51,9 @@ _ACCEPTED: Final = """
         (SELECT max(revision) FROM generation_turns WHERE row_id = t.row_id AND turn = t.turn)
     GROUP BY r.dataset
 """
+_ACCEPTED_ROWS: Final = _ACCEPTED.replace("count(DISTINCT r.row_id)", "r.key").replace(
+    "GROUP BY r.dataset", "GROUP BY r.dataset, r.row_id"
+)
 _ENDED: Final = """
     SELECT dataset, count(*) FROM generation_rows
     WHERE run_id = ? AND state IN ('finished', 'refused') GROUP BY dataset
@@ -91,6 +97,24 @@ async def read_standings(store: SqliteStore, run: str) -> dict[str, Standing]:
     """The standing of each dataset that has rows in the run of this name; empty for a new run."""
     await RowStore(store).prepare()
     return await store.aread(lambda connection: _read(connection, run))
+
+
+async def read_accepted(store: SqliteStore, run: str, shard: Shard) -> dict[str, Accepted]:
+    """What one shard's own rows have brought, by dataset; the file may hold those of others."""
+    await RowStore(store).prepare()
+    return await store.aread(lambda connection: _read_accepted(connection, run, shard))
+
+
+def _read_accepted(connection: sqlite3.Connection, run: str, shard: Shard) -> dict[str, Accepted]:
+    found: dict[str, Accepted] = {}
+    run_id = connection.execute("SELECT run_id FROM generation_runs WHERE name = ?", (run,))
+    for dataset, key, tokens in connection.execute(_ACCEPTED_ROWS, run_id.fetchone() or (-1,)):
+        if shard.owns(key):
+            sofar = found.get(dataset, NOTHING_ACCEPTED)
+            found[dataset] = Accepted(
+                rows=sofar.rows + 1, output_tokens=sofar.output_tokens + tokens
+            )
+    return found
 
 
 def _read(connection: sqlite3.Connection, run: str) -> dict[str, Standing]:
@@ -149,9 +173,7 @@ def _sample(
     )
 
 
-async def read_qualities(
-    ledger: BudgetLedger, *, run: str, run_id: int
-) -> tuple[EndpointQuality, ...]:
+async def read_qualities(ledger: Ledger, *, run: str, run_id: int) -> tuple[EndpointQuality, ...]:
     """Answers by class, and all money that was paid, per endpoint of one run, all starts."""
     statement = await ledger.statement()
     return await ledger.store.aread(
@@ -190,3 +212,23 @@ def qualities_of(
         ),
         spent,
     )
+
+
+def merged_qualities(
+    found: Sequence[tuple[EndpointQuality, ...]],
+) -> tuple[EndpointQuality, ...]:
+    """One line per endpoint out of those of several files."""
+    merged: dict[str, EndpointQuality] = {}
+    for quality in (quality for part in found for quality in part):
+        before = merged.get(quality.endpoint)
+        if before is not None:
+            quality = EndpointQuality(
+                endpoint=quality.endpoint,
+                classes=Counter(before.classes) + Counter(quality.classes),
+                output_tokens=before.output_tokens + quality.output_tokens,
+                accepted_tokens=before.accepted_tokens + quality.accepted_tokens,
+                answered_pusd=before.answered_pusd + quality.answered_pusd,
+                spent_pusd=before.cost_pusd + quality.cost_pusd,
+            )
+        merged[quality.endpoint] = quality
+    return tuple(merged.values())

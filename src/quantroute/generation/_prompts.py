@@ -63,6 +63,8 @@ class Prompt:
             raise ConfigurationError(
                 f"a dataset's name is made of letters, digits and . _ -, not {self.dataset!r}"
             )
+        if not self.metadata:
+            return
         try:
             canonical_json(self.metadata)
         except (TypeError, ValueError, RecursionError) as error:

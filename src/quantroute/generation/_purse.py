@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from quantroute.generation._allocation import Allocation, Claim, allocate
-from quantroute.ledger import Account, BudgetLedger
-from quantroute.money import MAX_AMOUNT_PUSD, to_usd
+from quantroute.ledger import Account, Ledger
+from quantroute.money import MAX_AMOUNT_PUSD, NO_CAP, to_usd
 
-__all__ = ["DatasetCap", "SharedPurse"]
+__all__ = ["DatasetCap", "FixedPurse", "SharedPurse"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,9 +33,7 @@ class DatasetCap:
 class SharedPurse:
     """One purse for all datasets of a run; used from one event loop."""
 
-    def __init__(
-        self, ledger: BudgetLedger, caps: Sequence[DatasetCap], *, rule: Allocation
-    ) -> None:
+    def __init__(self, ledger: Ledger, caps: Sequence[DatasetCap], *, rule: Allocation) -> None:
         self._ledger = ledger
         self._rule = rule
         self._accounts = {item.claim.name: item.account for item in caps}
@@ -114,3 +112,30 @@ class SharedPurse:
         account = self._accounts[name]
         if self._ledger.balance(account).cap != cap_pusd:
             await self._ledger.set_cap(account, to_usd(cap_pusd))
+
+
+class FixedPurse:
+    """The caps of datasets when several workers share a run: set once, and never passed on.
+
+    Whoever comes first sets them, and all find them in the ledger; a plan made later, with other
+    answers seen, changes nothing. Another cap of the whole run makes them anew.
+    """
+
+    def __init__(self, ledger: Ledger, caps: Sequence[DatasetCap], *, name: str) -> None:
+        self._ledger = ledger
+        self._caps = {item.claim.name: item for item in caps}
+        self._note = f"dataset-caps/{name}/{ledger.balance().cap}"
+
+    @property
+    def caps_pusd(self) -> dict[str, int]:
+        """The caps in force, by dataset."""
+        found = {name: self._ledger.balance(item.account).cap for name, item in self._caps.items()}
+        return {name: MAX_AMOUNT_PUSD if cap is NO_CAP else cap for name, cap in found.items()}
+
+    async def open(self) -> None:
+        """Set the caps in the ledger, unless another worker has."""
+        if self._note in self._ledger.notes:
+            return
+        for item in self._caps.values():
+            await self._ledger.set_cap(item.account, to_usd(item.cap_pusd))
+        await self._ledger.note(self._note, "set")

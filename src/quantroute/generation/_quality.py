@@ -51,6 +51,7 @@ LOOP_THRESHOLD: Final = 0.92
 _LOOP_WINDOW_CHARACTERS: Final = 16_384
 _LOOP_LEAST_CHARACTERS: Final = 512
 _SUSPICIOUS_SCORE: Final = 0.75
+_CERTAIN_SCORE: Final = 0.94
 _SMALL_BYTES: Final = 4_096
 
 _OPENER: Final = re.compile(r"<think>|◁think▷")
@@ -70,7 +71,9 @@ def classify(answer: Answer, *, sampling: Sampling, asked: Sequence[str] = ()) -
         findings[RowClass.LOOP] = f"repeats itself (score {score:.3f})"
     if not findings:
         return Judgement(row_class=RowClass.GOOD, loop_score=score)
-    found = [item for item in RowClass if item in findings]
+    found = (
+        list(findings) if len(findings) == 1 else [item for item in RowClass if item in findings]
+    )
     details = tuple([findings[item] for item in found])
     return Judgement(row_class=found[0], details=details, loop_score=score)
 
@@ -85,9 +88,10 @@ def loop_score(text: str) -> float:
     if len(tail) < _LOOP_LEAST_CHARACTERS:
         return 0.0
     raw = tail.encode("utf-8", "surrogatepass")
-    # The fast level first, a fifth of the time on prose: only what it finds suspicious is measured.
+    # The fast level first, a fifth of the time on prose: only where it leaves the question open is
+    # there a second look. (That one finds more, but for some bytes: far less than up to certainty.)
     score = 1.0 - _compressed_bytes(raw, 1) / len(raw)
-    if score >= _SUSPICIOUS_SCORE:
+    if _SUSPICIOUS_SCORE <= score < _CERTAIN_SCORE:
         score = 1.0 - _compressed_bytes(raw, 6) / len(raw)
     return max(0.0, score)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +14,7 @@ from quantroute.generation._config import Mode
 from quantroute.generation._prompts import Prompt
 from quantroute.generation._quality import Judgement, RowClass
 from quantroute.ledger import EntryId
+from quantroute.policy import Precision
 
 __all__ = ["RowState", "StoredRow", "TurnRecord", "current_chain", "digest", "turn_record"]
 
@@ -106,6 +108,7 @@ def turn_record(
     """The record of an answer that has just come in."""
     source, usage = answer.provenance, answer.usage
     pricing = source.endpoint.pricing
+    asked, precision = _described(sampling, source.precision)
     return TurnRecord(
         turn=turn,
         row_class=judgement.row_class,
@@ -129,11 +132,11 @@ def turn_record(
         served_provider=source.served_provider,
         served_model=source.served_model,
         quantization_label=source.endpoint.quantization_label,
-        precision=source.precision.as_dict(),
+        precision=precision,
         input_usd_per_token=_plain(pricing.input_usd_per_token),
         output_usd_per_token=_plain(pricing.output_usd_per_token),
         listed_at_s=source.listed_at_s,
-        sampling=sampling.parameters(),
+        sampling=asked,
         max_output_tokens=max_output_tokens,
         mode=Mode.of(sampling).value,
         attempts=answer.attempt,
@@ -142,6 +145,14 @@ def turn_record(
         messages_sha256=messages_sha256,
         created_at_s=created_at_s,
     )
+
+
+@functools.lru_cache(maxsize=256)
+def _described(
+    sampling: Sampling, precision: Precision
+) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """As plain values, which the records of a dataset share."""
+    return sampling.parameters(), precision.as_dict()
 
 
 def current_chain(turns: Iterable[TurnRecord]) -> tuple[TurnRecord, ...]:

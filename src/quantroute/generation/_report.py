@@ -100,8 +100,9 @@ class RunReport:
 
     `counts` and `spent_pusd` (posted, pico-dollars) are of the whole run, all starts together;
     the other figures are of this start. `strays` are stored rows that no prompt of this start asked
-    for (the prompt file was changed); None if not all prompts were read. `cut_off` rows were still
-    under way when the time to drain was over; what was in flight the ledger holds as unknown.
+    for (the prompt file was changed); None if not all prompts were read, or the run is a shard.
+    `cut_off` rows were still under way when the time to drain was over; what was in flight the
+    ledger holds as unknown.
     `attendance` says what the key had spent before and after, and which charges were found out
     meanwhile.
     `endpoints` are of the whole run, `alarms` of this start.

@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterable, Mapping, Set
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from quantroute.domain import RowKey, canonical_json
 from quantroute.errors import ConfigurationError, DatasetError
@@ -37,9 +37,21 @@ from quantroute.generation._schema import (
 from quantroute.ledger import EntryId, posted_amounts_pusd
 from quantroute.storage import SqliteStore, Work
 
-__all__ = ["Resume", "RowCounts", "RowId", "RowStore", "StoredRun", "counts_of", "runs_of"]
+__all__ = [
+    "Reading",
+    "RowCounts",
+    "RowId",
+    "RowStore",
+    "Standing",
+    "StoredRun",
+    "counts_of",
+    "runs_of",
+]
 
 _BATCH_ROWS: Final = 64
+# A look-up instead of a call, for a million rows.
+_STATES: Final = {item.value: item for item in RowState}
+_CLASSES: Final = {item.value: item for item in RowClass}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,12 +74,20 @@ class RowId:
     rollout: int
 
 
-@dataclass(frozen=True, slots=True)
-class Resume:
-    """Sixteen-byte digests of keys: rows to leave alone, and rows that have some turns already."""
+class Standing(NamedTuple):
+    """How far a stored row is."""
 
-    finished: set[bytes]
-    started: set[bytes]
+    row_id: int
+    state: RowState
+    row_class: RowClass | None
+    turns_done: int
+
+
+class Reading(NamedTuple):
+    """What a source gave that was read to its end: distinct rows, and rows that repeat others."""
+
+    rows: int
+    duplicates: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,13 +149,32 @@ class RowStore:
         """All runs, oldest first."""
         return await self._store.aread(runs_of)
 
-    async def resume(
-        self, run_id: int, *, redo: Set[RowClass] = frozenset(), retry_refused: bool = False
-    ) -> Resume:
-        """What is done already, as a set of keys: never a count, since rows finish out of order."""
-        return await self._store.aread(
-            lambda c: _read_resume(c, run_id, redo=redo, retry_refused=retry_refused)
+    async def standings(self, run_id: int, keys: Sequence[RowKey]) -> dict[RowKey, Standing]:
+        """How far those of the rows are that are stored; some hundred keys at most."""
+        return await self._store.aread(lambda c: _read_standings(c, run_id, keys))
+
+    async def last_row_id(self) -> int:
+        """The highest `row_id` of the file, 0 without rows."""
+        return await self._store.aread(_read_last_row_id)
+
+    async def reading(self, run_id: int, source: str, *, config_hash: str) -> Reading | None:
+        """What came of reading that source to its end with these settings, if every row is done."""
+        return await self._store.aread(lambda c: _read_reading(c, run_id, source, config_hash))
+
+    async def note_reading(
+        self, run_id: int, source: str, reading: Reading, *, config_hash: str
+    ) -> None:
+        """Record that a source was read to its end and that each of its rows is done."""
+        await self._store.submit(
+            lambda c: c.execute(
+                "INSERT OR REPLACE INTO generation_readings VALUES (?, ?, ?, ?, ?)",
+                (run_id, source, config_hash, reading.rows, reading.duplicates),
+            )
         )
+
+    async def forget_readings(self, run_id: int) -> None:
+        """Rows that were done are to be had anew: what was read must be read again."""
+        await self._store.submit(lambda c: _forget_readings(c, run_id))
 
     async def counts(self, run_id: int) -> tuple[RowCounts, ...]:
         """Rows per dataset, state and class."""
@@ -207,6 +246,8 @@ class RowStore:
                     column_of(problem),
                 ),
             )
+            if cursor.rowcount:  # what was read to its end with those done is to be read again
+                _forget_readings(connection, run_id)
             return cursor.rowcount
 
         return await self._store.submit(work)
@@ -290,22 +331,41 @@ def runs_of(connection: sqlite3.Connection) -> tuple[StoredRun, ...]:
     )
 
 
-def _read_resume(
-    connection: sqlite3.Connection, run_id: int, *, redo: Set[RowClass], retry_refused: bool
-) -> Resume:
-    again = {item.value for item in redo}
-    resume = Resume(set(), set())
-    for key, state, row_class, turns_done in connection.execute(
-        "SELECT substr(key, 1, 16), state, row_class, turns_done FROM generation_rows "
-        "WHERE run_id = ?",
-        (run_id,),
-    ):
-        is_done = state == RowState.FINISHED.value and row_class not in again
-        if is_done or (state == RowState.REFUSED.value and not retry_refused):
-            resume.finished.add(key)
-        elif turns_done:
-            resume.started.add(key)
-    return resume
+def _read_standings(
+    connection: sqlite3.Connection, run_id: int, keys: Sequence[RowKey]
+) -> dict[RowKey, Standing]:
+    marks = ", ".join("?" * len(keys))
+    rows = connection.execute(
+        f"SELECT key, row_id, state, row_class, turns_done FROM generation_rows "  # noqa: S608
+        f"WHERE run_id = ? AND key IN ({marks})",
+        (run_id, *map(bytes.fromhex, keys)),
+    )
+    return {
+        RowKey(key.hex()): Standing(
+            row_id, _STATES[state], None if row_class is None else _CLASSES[row_class], turns_done
+        )
+        for key, row_id, state, row_class, turns_done in rows
+    }
+
+
+def _read_last_row_id(connection: sqlite3.Connection) -> int:
+    (row_id,) = connection.execute("SELECT max(row_id) FROM generation_rows").fetchone()
+    return row_id or 0
+
+
+def _forget_readings(connection: sqlite3.Connection, run_id: int) -> None:
+    connection.execute("DELETE FROM generation_readings WHERE run_id = ?", (run_id,))
+
+
+def _read_reading(
+    connection: sqlite3.Connection, run_id: int, source: str, config_hash: str
+) -> Reading | None:
+    found = connection.execute(
+        "SELECT rows, duplicates FROM generation_readings "
+        "WHERE run_id = ? AND source = ? AND config_hash = ?",
+        (run_id, source, config_hash),
+    ).fetchone()
+    return None if found is None else Reading(*found)
 
 
 def counts_of(connection: sqlite3.Connection, run_id: int) -> tuple[RowCounts, ...]:
@@ -367,7 +427,7 @@ def _insert_row(
             row.rollout,
             prompt.system,
             canonical_json(list(prompt.turns)),
-            canonical_json(dict(prompt.metadata)),
+            canonical_json(dict(prompt.metadata)) if prompt.metadata else "{}",
             state.value,
             None if row_class is None else row_class.value,
             turns_done,

@@ -5,18 +5,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import glob
 import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from pathlib import Path
 from typing import Any, Final
 
 from quantroute._log import get_logger
+from quantroute._signals import STOP_SIGNALS, on_stop_signals
 from quantroute.client import Attendance
 from quantroute.clock import Clock, SystemClock
 from quantroute.errors import (
     BudgetExceeded,
     ConfigurationError,
     DatasetError,
+    JournalError,
     NoEligibleEndpoint,
     QuantrouteError,
     RefusedAlike,
@@ -29,6 +32,7 @@ from quantroute.generation._conversation import ChatClient, Conversation, accoun
 from quantroute.generation._deadline import REPLAN_EVERY_S, Deadline, Pace, needed_per_s
 from quantroute.generation._expect import assumed
 from quantroute.generation._feed import Feed
+from quantroute.generation._known import DueRows, KnownRows
 from quantroute.generation._limits import LENGTHS_KEPT, OutputLimits
 from quantroute.generation._measure import read_qualities
 from quantroute.generation._prompts import Prompt
@@ -42,19 +46,21 @@ from quantroute.generation._report import (
     Tally,
     stop_reason,
 )
-from quantroute.generation._rows import Resume, RowId, RowStore, StoredRun
+from quantroute.generation._rows import Reading, RowId, RowStore, StoredRun
+from quantroute.generation._shard import Shard
 from quantroute.generation._statistical import StatisticalReserve
 from quantroute.ledger import Account
 from quantroute.routing import Mix
-from quantroute.storage import MEMORY, FileLock
+from quantroute.storage import MEMORY, FileLock, is_locked
 
 __all__ = ["DEFAULT_DRAIN_S", "Run"]
 
 DEFAULT_DRAIN_S: Final = 120.0
 #: Rows that wait out a pause hold no slot; so many rows per slot may be under way in all.
 _LIVE_ROWS_PER_SLOT: Final = 2
-#: Skipping done rows needs no waiting; the loop gets its turn all the same.
-_SKIPS_PER_TURN: Final = 256
+#: With so many slots for each, several rows begin in one turn of the loop: a turn asks the system
+#: what has arrived, which costs as much as beginning a row.
+_SLOTS_PER_ROW_AT_ONCE: Final = 64
 
 ProgressHook = Callable[[Progress], None]
 log = get_logger("quantroute.generation")
@@ -70,12 +76,13 @@ class Run:
     Each row is in the store exactly once, whatever happened before: rows are found by the key of
     their content. Rows, their charges and the run's settings share the ledger's file.
 
-    Memory: rows under way (twice the client's requests in flight at most) and some hundred bytes
-    per row that is done; never the prompts.
+    Memory: rows under way (twice the client's requests in flight at most), the keys of the last
+    65,536 rows and a bit per row that is done; never the prompts.
 
     Args:
         client: an open client; its ledger's store takes the rows.
-        prompts: read once, lazily, as room comes.
+        prompts: read once, lazily, as room comes; when resuming, up to 256 rows ahead.
+        source: a name for exactly what `prompts` yields; see `Feed`.
         feeds: instead of `prompts`: datasets with targets and purses of their own, read at the same
             time, each with its share of the rows under way.
         redo: classes of finished rows to be had anew. The old answers stay as earlier revisions.
@@ -87,6 +94,7 @@ class Run:
         reserve: a soft cap by expectation, under the ledger's hard one; output limits stay whole.
         deadline: use the cheapest endpoints that finish in time, no others; a run that is late goes
             on with everything.
+        shard: only this part of the rows; other workers have the others, under the same ledger.
         clock: a seam for tests.
     """
 
@@ -96,6 +104,7 @@ class Run:
         config: RunConfig,
         prompts: Iterable[Prompt] = (),
         *,
+        source: str | None = None,
         feeds: Sequence[Feed] = (),
         redo: Set[RowClass] = frozenset(),
         retry_refused: bool = False,
@@ -103,6 +112,7 @@ class Run:
         elastic_limits: bool = True,
         reserve: StatisticalReserve | None = None,
         deadline: Deadline | None = None,
+        shard: Shard | None = None,
         clock: Clock | None = None,
     ) -> None:
         if drain_s < 0:
@@ -110,7 +120,7 @@ class Run:
         self.client = client
         self.config = config
         planned = deadline.rows if deadline is not None else None
-        self._feeds = tuple(feeds) or (Feed(prompts=prompts, planned_rows=planned),)
+        self._feeds = tuple(feeds) or (Feed(prompts=prompts, source=source, planned_rows=planned),)
         if deadline is not None and any(feed.remaining_rows is None for feed in self._feeds):
             raise ConfigurationError("a deadline needs to know how many rows are wanted: rows=...")
         self._configs: dict[str, RunConfig] = {}
@@ -122,18 +132,19 @@ class Run:
         self._deadline = deadline
         self._pace: Pace | None = None
         self._began_s = 0.0
+        self._shard = shard
         self._limits: dict[str, OutputLimits] = {}
         self._known_lengths: dict[str, list[int]] = {}
         self._clock: Clock = clock or SystemClock()
         self._rows = RowStore(client.ledger.store)
         self._run_id = -1
-        self._resume = Resume(set(), set())
-        self._begun: set[bytes] = set()
+        self._known = KnownRows(rows=self._rows, run_id=-1)
         self._capped: dict[Account, BudgetExceeded] = {}
         self._tally = Tally()
         self._quality = QualityBook()
         self._live: set[asyncio.Task[None]] = set()
         self._most_live = max(2, _LIVE_ROWS_PER_SLOT * client.max_in_flight)
+        self._rows_per_turn = max(1, client.max_in_flight // _SLOTS_PER_ROW_AT_ONCE)
         self._room = asyncio.Semaphore(self._most_live)
         self._stop = asyncio.Event()
         self._stopped_by: QuantrouteError | None = None
@@ -170,22 +181,21 @@ class Run:
                 model=self.config.model,
                 max_in_flight=self.client.max_in_flight,
             )
-            self._resume = await self._rows.resume(
-                self._run_id, redo=self._redo, retry_refused=self._retry_refused
-            )
+            await self._look_back(stored)
             if self._has_elastic_limits:
                 self._known_lengths = await self._rows.lengths(self._run_id, most=LENGTHS_KEPT)
             try:
                 async with self.client.attended() as attendance:
                     with calm_collector():
                         await self._perform()
+                    await self._note_readings(stored)
             finally:
                 if self._stop.is_set():
                     self.client.admit_again()
-            if isinstance(self._stopped_by, RefusedAlike):
-                await self._reopen_refused(self._stopped_by)
                 if self._deadline is not None:
                     await self._set_pace(None)
+            if isinstance(self._stopped_by, RefusedAlike):
+                await self._reopen_refused(self._stopped_by)
             if self._stopped_by is not None and stop_reason(self._stopped_by) is None:
                 raise self._stopped_by
             report = await self._report(stored, self._clock.now_s() - began_s, attendance)
@@ -210,7 +220,7 @@ class Run:
     @contextlib.contextmanager
     def install_signal_handlers(
         self,
-        signals: Iterable[signal.Signals] = (signal.SIGINT, signal.SIGTERM),
+        signals: Iterable[signal.Signals] = STOP_SIGNALS,
         *,
         on_stopping: Callable[[], None] | None = None,
     ) -> Iterator[None]:
@@ -219,31 +229,20 @@ class Run:
         Needs the main thread's event loop to be running. The handlers that were there before are
         put back. `on_stopping` is called at once with the first signal, to say that it was heard.
         """
-        loop, task = asyncio.get_running_loop(), asyncio.current_task()
-        is_stopping = False
+        task = asyncio.current_task()
 
-        def on_signal() -> None:
-            nonlocal is_stopping
-            if is_stopping:
-                running = self._main or task
-                assert running is not None
-                running.cancel()
-                return
-            is_stopping = True
+        def drain() -> None:
             if on_stopping is not None:
                 on_stopping()
             self.request_stop()
 
-        before = {number: signal.getsignal(number) for number in signals}
-        for number in before:
-            loop.add_signal_handler(number, on_signal)
-        try:
+        def leave() -> None:
+            running = self._main or task
+            assert running is not None
+            running.cancel()
+
+        with on_stop_signals(drain, leave, signals=signals):
             yield
-        finally:
-            for number, handler in before.items():
-                loop.remove_signal_handler(number)
-                if handler is not None:  # None: it was not set from Python, and cannot be put back
-                    signal.signal(number, handler)
 
     # -- admission --------------------------------------------------------------------------------
 
@@ -271,13 +270,15 @@ class Run:
 
     async def _feed(self, group: asyncio.TaskGroup, feed: Feed) -> None:
         """Start rows as there is room; a stop cancels this where it waits."""
-        rows = self._missing_rows(feed)
+        rows, begun = DueRows(self._all_rows(feed), self._known, feed), 0
         try:
             while (row := await self._next_row(feed, rows)) is not None:
                 await self._room.acquire()
-                await self.client.slot()
+                if begun % self._rows_per_turn == 0:
+                    await asyncio.sleep(0)  # let those take their slots before looking for room
+                    await self.client.slot()
                 self._begin(group, feed, row)
-                await asyncio.sleep(0)  # let it take its slot before the next one looks for room
+                begun += 1
             feed.is_over = True
             if feed.purse is not None and feed.dataset is not None:
                 while feed.live:
@@ -286,15 +287,17 @@ class Run:
         except QuantrouteError as error:
             self._stop_for(error)
 
-    async def _next_row(self, feed: Feed, rows: Iterator[RowId | None]) -> RowId | None:
+    async def _next_row(self, feed: Feed, rows: DueRows) -> RowId | None:
         """The row to begin next; None when the feed is over. Waits for rows that will decide."""
         while not feed.is_reached:
             if feed.shortage is not None and not await self._has_more_money(feed):
                 return None
             if feed.wants_more and feed.live < self._share():
-                row = feed.unpaid.popleft() if feed.unpaid else await _read(rows)
+                row = feed.unpaid.popleft() if feed.unpaid else await rows.next()
                 if row is not None:
-                    return row
+                    if self._may_pay(row):
+                        return row
+                    continue
                 feed.is_read = True
                 if feed.purse is None or not feed.live:
                     return None
@@ -327,34 +330,21 @@ class Run:
         if not self._tally.answers:
             self._show()  # the first answer may be minutes away: show that rows are under way
 
-    def _missing_rows(self, feed: Feed) -> Iterator[RowId | None]:
-        """Rows that are to be had, each once; now and then None for a breather."""
-        skips = 0
+    def _all_rows(self, feed: Feed) -> Iterator[RowId]:
+        """Every row of the feed's prompts, done or not."""
         for prompt in feed.prompts:
             config = self._config_of(prompt.dataset)
             for rollout in range(feed.rollouts or config.rollouts):
-                row = RowId(key=config.row_key(prompt, rollout), prompt=prompt, rollout=rollout)
-                if self._is_due(row):
-                    yield row
-                    continue
-                skips += 1
-                if skips % _SKIPS_PER_TURN == 0:
-                    yield None
+                key = config.row_key(prompt, rollout)
+                if self._shard is None or self._shard.owns(digest(key)):
+                    yield RowId(key=key, prompt=prompt, rollout=rollout)
 
-    def _is_due(self, row: RowId) -> bool:
-        mark = digest(row.key)
-        if mark in self._begun:
-            self._tally.duplicates += 1
-            return False
-        self._begun.add(mark)
-        if mark in self._resume.finished:
-            self._resume.finished.discard(mark)
-            self._tally.resumed += 1
-            return False
-        if account_of(self.config, row.prompt.dataset) in self._capped:
-            self._tally.skipped += 1
-            return False
-        return True
+    def _may_pay(self, row: RowId) -> bool:
+        """Whether there is money for it; else it is skipped."""
+        if account_of(self.config, row.prompt.dataset) not in self._capped:
+            return True
+        self._tally.skipped += 1
+        return False
 
     def _config_of(self, dataset: str) -> RunConfig:
         config = self._configs.get(dataset)
@@ -367,7 +357,8 @@ class Run:
         if limits is None:
             limits = self._limits[dataset] = OutputLimits(
                 full_tokens=self._config_of(dataset).max_output_tokens,
-                slots=self.client.max_in_flight,
+                # The money that is left is for the slots of all shards.
+                slots=self.client.max_in_flight * (1 if self._shard is None else self._shard.count),
                 datasets=self._feeds_under_way,
                 is_elastic=self._has_elastic_limits,
             )
@@ -430,10 +421,9 @@ class Run:
 
     async def _row(self, feed: Feed, row: RowId) -> None:
         """One row to its end. Its failure is its own; a run-stopper is noted once."""
-        mark = digest(row.key)
         try:
             done = None
-            if mark in self._resume.started:
+            if self._known.is_started(row):
                 done = await self._rows.find(self._run_id, row.key)
             conversation = Conversation(
                 client=self.client,
@@ -451,11 +441,12 @@ class Run:
             )
             end = await conversation.run()
         except BudgetExceeded as error:
-            self._resume.started.add(mark)  # some turns may be in, should the row be tried again
+            self._known.note_started(row)  # some turns may be in, should the row be tried again
             self._cap_reached(feed, row, error)
         except QuantrouteError as error:
             self._stop_for(error)
         else:
+            self._known.note_end(row)
             self._tally.ends[end] += 1
             feed.count_end(end, conversation.accepted_tokens)
             self._show()
@@ -481,7 +472,7 @@ class Run:
     def _show(self) -> None:
         if self._on_progress is not None:
             self._on_progress(
-                self._tally.progress(
+                self._counted().progress(
                     live=len(self._live),
                     is_stopping=self._stop.is_set(),
                     alarms=tuple(self._quality.alarms),
@@ -532,16 +523,92 @@ class Run:
         for task in tuple(self._live):
             task.cancel()
 
+    # -- earlier starts and later ones ------------------------------------------------------------
+
+    async def _look_back(self, stored: StoredRun) -> None:
+        """What earlier starts have done."""
+        self._known = KnownRows(
+            rows=self._rows,
+            run_id=stored.run_id,
+            redo=self._redo,
+            retry_refused=self._retry_refused,
+            batch_rows=self.client.max_in_flight,
+        )
+        await self._known.open()
+        if self._redo or self._retry_refused:
+            await self._rows.forget_readings(stored.run_id)
+            return
+        for feed in self._feeds:
+            reading = await self._earlier_reading(stored, feed)
+            if reading is not None:
+                feed.prompts = ()
+                self._known.note_unread(feed, reading)
+
+    async def _earlier_reading(self, stored: StoredRun, feed: Feed) -> Reading | None:
+        if feed.source is None:
+            return None
+        return await self._rows.reading(
+            stored.run_id, self._source_of(feed), config_hash=stored.config_hash
+        )
+
+    def _source_of(self, feed: Feed) -> str:
+        """The feed's source, with what else decides about the rows that it gives."""
+        part = "" if self._shard is None else f":{self._shard}"
+        return f"{feed.dataset or ''}:{feed.rollouts or ''}:{feed.source}{part}"
+
+    async def _note_readings(self, stored: StoredRun) -> None:
+        """Let later starts pass over what was read whole, if every row of this start is done."""
+        tally = self._tally
+        if self._stopped_by or self._capped or tally.skipped or tally.ends[RowState.GAVE_UP]:
+            return
+        for feed in self._feeds:
+            if feed.source is not None and feed.is_read:
+                await self._rows.note_reading(
+                    stored.run_id,
+                    self._source_of(feed),
+                    Reading(rows=feed.rows, duplicates=feed.duplicates),
+                    config_hash=stored.config_hash,
+                )
+
+    def _counted(self) -> Tally:
+        self._tally.resumed, self._tally.duplicates = self._known.resumed, self._known.duplicates
+        return self._tally
+
     # -- bookkeeping ------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """One process per run: two would buy every row twice."""
+        """One process per run or shard: two would buy every row twice.
+
+        Raises:
+            JournalError: another has it, or others work on it that divide it otherwise.
+        """
         if self._rows.path == MEMORY:
             yield
             return
-        with FileLock(Path(f"{self._rows.path}.run-{self.config.name}.lock")):
+        store = Path(self._rows.path)
+        begin = f"{store.name}.run-{self.config.name}"
+        part = "" if self._shard is None else f".{self._shard.folder}"
+        with FileLock(store.with_name(f"{begin}{part}.lock")) as mine:
+            alike = f"-of-{self._shard.count:03d}.lock" if self._shard is not None else ".lock"
+            for other in store.parent.glob(f"{glob.escape(begin)}*.lock"):
+                is_part = other.name.removeprefix(begin).startswith(".shard-")
+                if not is_part and other.name != f"{begin}.lock":
+                    continue  # a run whose name begins like this one's
+                fits = is_part and self._shard is not None and other.name.endswith(alike)
+                if other != mine.path and not fits and is_locked(other):
+                    raise JournalError(
+                        path=str(other),
+                        problem="in use by a worker that divides this run otherwise; all must be "
+                        "given the same number of shards",
+                    )
             yield
+
+    def _strays(self, tally: Tally) -> int | None:
+        """Rows that no prompt asked for; of a shard nobody can tell, others' are in the file."""
+        if self._shard is not None or not self._has_read_all:
+            return None
+        return max(0, self._known.done_before - tally.resumed)
 
     async def _report(
         self, stored: StoredRun, elapsed_s: float, attendance: Attendance
@@ -549,7 +616,7 @@ class Run:
         error: QuantrouteError | None = self._stopped_by
         if error is None:
             error = next(iter(self._capped.values()), None)
-        tally = self._tally
+        tally = self._counted()
         return RunReport(
             run=stored.name,
             stop_reason=(stop_reason(error) if error else None) or StopReason.DONE,
@@ -561,7 +628,7 @@ class Run:
             gave_up=tally.ends[RowState.GAVE_UP],
             skipped=tally.skipped,
             cut_off=tally.cut_off,
-            strays=len(self._resume.finished) if self._has_read_all else None,
+            strays=self._strays(tally),
             counts=await self._rows.counts(stored.run_id),
             spent_pusd=self.client.ledger.balance(Account(stored.name)).posted_pusd,
             elapsed_s=elapsed_s,
@@ -572,15 +639,6 @@ class Run:
             alarms=tuple(self._quality.alarms),
             deadline_s=None if self._deadline is None else self._deadline.after_s,
         )
-
-
-async def _read(rows: Iterator[RowId | None]) -> RowId | None:
-    """The next row; None at the end."""
-    for row in rows:
-        if row is not None:
-            return row
-        await asyncio.sleep(0)
-    return None
 
 
 async def _all_done(tasks: Set[asyncio.Task[None]]) -> None:

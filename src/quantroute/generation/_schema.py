@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sqlite3
+from collections.abc import Mapping
 from operator import attrgetter
 from typing import Any, Final
 
@@ -69,6 +70,19 @@ _TABLES: Final = (
         PRIMARY KEY (row_id, turn, revision)
     )
     """,
+    # Counting a million rows by class then reads a narrow index, not the texts.
+    """
+    CREATE INDEX IF NOT EXISTS generation_rows_by_class
+    ON generation_rows (run_id, dataset, state, row_class)
+    """,
+    # Sources that were read to their end with every row done: nothing to be had from them.
+    """
+    CREATE TABLE IF NOT EXISTS generation_readings (
+        run_id INTEGER NOT NULL REFERENCES generation_runs, source TEXT NOT NULL,
+        config_hash TEXT NOT NULL, rows INTEGER NOT NULL, duplicates INTEGER NOT NULL,
+        PRIMARY KEY (run_id, source, config_hash)
+    )
+    """,
 )
 
 TURN_COLUMNS: Final = tuple(item.name for item in dataclasses.fields(TurnRecord))
@@ -79,6 +93,9 @@ ROW_COLUMNS: Final = (
 )
 _JSON: Final = frozenset({"precision", "sampling"})
 _LISTS: Final = frozenset({"details", "flags"})
+_MOST_KNOWN_JSON: Final = 64
+#: By identity. The value is kept along, so that no other can come to have its id.
+_known_json: Final[dict[int, tuple[Mapping[str, Any], str]]] = {}
 
 
 def create_tables(connection: sqlite3.Connection, *, path: str) -> None:
@@ -137,8 +154,8 @@ def load_row(values: tuple[Any, ...], turns: list[TurnRecord]) -> StoredRow:
 
 def column_of(text: str | None) -> str | bytes | None:
     """Text for a column; as bytes where lone surrogates keep it from being valid Unicode."""
-    if text is None:
-        return None
+    if text is None or text.isascii():
+        return text
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -156,12 +173,22 @@ def _bound(name: str, value: Any) -> Any:
     if kind is int or kind is float or value is None:
         return value
     if name in _JSON:
-        return canonical_json(value)
+        return _json_of(value)
     if name in _LISTS:
         return canonical_json(list(value)) if value else "[]"
     if isinstance(value, RowClass):
         return value.value
     return column_of(value) if isinstance(value, str) else value
+
+
+def _json_of(value: Mapping[str, Any]) -> str:
+    """Its canonical JSON: made once for a value that the rows of a dataset share."""
+    known = _known_json.get(id(value))
+    if known is None or known[0] is not value:
+        if len(_known_json) >= _MOST_KNOWN_JSON:
+            _known_json.clear()
+        known = _known_json[id(value)] = value, canonical_json(value)
+    return known[1]
 
 
 def _loaded(name: str, value: Any) -> Any:

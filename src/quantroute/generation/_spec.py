@@ -93,7 +93,8 @@ class RunSpec:
     """A run as its file describes it. `cap_pusd` (pico-dollars) is hard and for all datasets.
 
     `source_class` names the service that answers if it is not the usual one, e.g. "simulated:"; it
-    is part of what a row is, so that no rehearsal ends in a real run.
+    is part of what a row is, so that no rehearsal ends in a real run. `ledger` is the address of a
+    shared ledger's server; without one the money is counted in the run's own file.
     """
 
     name: str
@@ -110,6 +111,7 @@ class RunSpec:
     deadline_s: float | None = None
     replay_reasoning: bool = False
     source_class: str = ""
+    ledger: str | None = None
 
     def __post_init__(self) -> None:
         names = [item.name for item in self.datasets]
@@ -127,7 +129,7 @@ class RunSpec:
         out = self.out.with_name(f"{self.out.name}-simulated")
         # Without local servers: they are real.
         name = f"{self.name}-simulated"
-        return replace(self, name=name, out=out, source_class="simulated:", local=())
+        return replace(self, name=name, out=out, source_class="simulated:", local=(), ledger=None)
 
     def account_of(self, dataset: str) -> Account:
         """The ledger account that pays for a dataset."""
@@ -197,6 +199,7 @@ class _RunTable(Table):
     deadline: StrictStr | None = None
     replay_reasoning: StrictBool = False
     deadline_s: Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)] | None = None
+    ledger: StrictStr | None = None
 
 
 class _PolicyTable(Table):
@@ -318,6 +321,7 @@ def _run_spec(file: _File, source: RunFile) -> RunSpec:
             local=local,
             deadline_s=_deadline(file.run, source),
             replay_reasoning=file.run.replay_reasoning,
+            ledger=file.run.ledger,
         )
     except ConfigurationError as error:
         raise source.error(("run",), error) from error

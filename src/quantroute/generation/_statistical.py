@@ -24,7 +24,7 @@ from quantroute.client import input_bound_tokens
 from quantroute.domain import Endpoint
 from quantroute.errors import BudgetExceeded, ConfigurationError
 from quantroute.generation._prompts import Prompt
-from quantroute.ledger import ROOT, BudgetLedger
+from quantroute.ledger import ROOT, Ledger
 from quantroute.money import PicoUSD, format_usd
 
 __all__ = ["StatisticalReserve", "worst_request_pusd"]
@@ -195,7 +195,7 @@ class StatisticalReserve:
         return self._estimate
 
     @asynccontextmanager
-    async def place(self, ledger: BudgetLedger) -> AsyncIterator[Place]:
+    async def place(self, ledger: Ledger) -> AsyncIterator[Place]:
         """Holds a request's place in the sum while it is under way; waits for it, in line.
 
         Raises:
@@ -207,7 +207,7 @@ class StatisticalReserve:
         finally:
             self._leave(place, ledger)
 
-    async def _wait(self, ledger: BudgetLedger) -> Place:
+    async def _wait(self, ledger: Ledger) -> Place:
         if not self._waiting and self._fits(ledger):
             return self._enter()
         turn: asyncio.Future[Place] = asyncio.get_running_loop().create_future()
@@ -228,13 +228,13 @@ class StatisticalReserve:
             self._estimate = self._estimate[0] + mean, self._estimate[1] + variance
         return place
 
-    def _leave(self, place: Place, ledger: BudgetLedger) -> None:
+    def _leave(self, place: Place, ledger: Ledger) -> None:
         self._under_way.discard(place)
         if place.cost_pusd is not None:
             self.learn(duration_s=_now_s() - place.began_s, cost_pusd=place.cost_pusd)
         self._serve(ledger)
 
-    def _serve(self, ledger: BudgetLedger) -> None:
+    def _serve(self, ledger: Ledger) -> None:
         while self._waiting and self._fits(ledger):
             turn = self._waiting.popleft()
             if not turn.done():
@@ -245,12 +245,12 @@ class StatisticalReserve:
                 if not turn.done():
                     turn.set_exception(self._shortage(ledger))
 
-    def _fits(self, ledger: BudgetLedger) -> bool:
+    def _fits(self, ledger: Ledger) -> bool:
         balance = ledger.balance()
         more = balance.held_entries + 1  # lost answers count like others
         return balance.posted_pusd + self.bound_pusd(more=more, now_s=_now_s()) <= self.target_pusd
 
-    def _shortage(self, ledger: BudgetLedger) -> BudgetExceeded:
+    def _shortage(self, ledger: Ledger) -> BudgetExceeded:
         balance, now_s = ledger.balance(), _now_s()
         pending_pusd = self.bound_pusd(more=balance.held_entries, now_s=now_s)
         with_one_pusd = self.bound_pusd(more=balance.held_entries + 1, now_s=now_s)

@@ -1,6 +1,7 @@
 """A hard cap on spending: reserve, then post, void or hold; exact, durable, shared."""
 
 from quantroute.ledger._ledger import BudgetLedger
+from quantroute.ledger._protocol import Ledger
 from quantroute.ledger._records import (
     ROOT,
     Account,
@@ -11,13 +12,16 @@ from quantroute.ledger._records import (
     check_account,
     lineage,
 )
+from quantroute.ledger._shared import SharedLedger
 from quantroute.ledger._state import OpenEntry
 from quantroute.ledger._statement import (
     Balance,
     Statement,
     StatementLine,
+    combined,
     posted_amounts_pusd,
     read_statement,
+    summed,
 )
 from quantroute.ledger._timeline import Moment, Timeline, journal_reader
 
@@ -30,14 +34,18 @@ __all__ = [
     "Charge",
     "EntryId",
     "EntryStatus",
+    "Ledger",
     "Moment",
     "OpenEntry",
+    "SharedLedger",
     "Statement",
     "StatementLine",
     "Timeline",
     "check_account",
+    "combined",
     "journal_reader",
     "lineage",
     "posted_amounts_pusd",
     "read_statement",
+    "summed",
 ]

@@ -41,8 +41,11 @@ from quantroute.money import NO_CAP, PicoUSD
 from quantroute.storage import Schema, Work, insert_rows
 
 __all__ = [
+    "JOURNAL_COLUMNS",
     "SCHEMA",
     "Books",
+    "decode_record",
+    "encode_record",
     "index_records",
     "read_accounts",
     "read_open_entries",
@@ -55,7 +58,7 @@ _ENTRY_COLUMNS: Final = tuple(item.name for item in fields(OpenEntry))
 _USAGE_COLUMNS: Final = tuple(item.name for item in fields(TokenUsage))
 _sums_of: Final = attrgetter(*_SUMS)
 _usage_values: Final = attrgetter(*_USAGE_COLUMNS)
-_JOURNAL_COLUMNS: Final = (
+JOURNAL_COLUMNS: Final = (
     "at_s", "kind", "entry_id", "account", "endpoint", "amount_pusd", "basis", "input_tokens",
     "output_tokens", "reasoning_tokens", "cached_tokens", "cache_write_tokens", "generation_id",
     "request_id", "attempt", "owner", "reason", "flags",
@@ -87,7 +90,7 @@ SCHEMA: Final = Schema(
     """,
 )
 
-_INSERT_RECORDS: Final = f"INSERT INTO journal ({', '.join(_JOURNAL_COLUMNS)}) VALUES"
+_INSERT_RECORDS: Final = f"INSERT INTO journal ({', '.join(JOURNAL_COLUMNS)}) VALUES"
 _SAVE_ENTRIES: Final = f"INSERT OR REPLACE INTO open_entries ({', '.join(_ENTRY_COLUMNS)}) VALUES"
 _SAVE_ACCOUNTS: Final = (
     f"INSERT OR REPLACE INTO accounts (path, cap_pusd, {', '.join(_SUMS)}) VALUES"
@@ -126,7 +129,7 @@ class Books:
         record = self.state.flagged(record)
         if also is not None:
             also(connection)
-        self._records.append(_encode(record, account, endpoint))
+        self._records.append(encode_record(record, account, endpoint))
         self.state.apply(record)
         match record:
             case CapSet():
@@ -265,9 +268,9 @@ def read_recorded(connection: sqlite3.Connection, generation_ids: Iterable[str])
 
 def read_records(connection: sqlite3.Connection) -> Iterator[Record]:
     """The journal from its first record to its last."""
-    rows = connection.execute(f"SELECT {', '.join(_JOURNAL_COLUMNS)} FROM journal ORDER BY seq")
+    rows = connection.execute(f"SELECT {', '.join(JOURNAL_COLUMNS)} FROM journal ORDER BY seq")
     for row in rows:
-        yield _decode(dict(zip(_JOURNAL_COLUMNS, row, strict=True)))
+        yield decode_record(dict(zip(JOURNAL_COLUMNS, row, strict=True)))
 
 
 def _read_account(connection: sqlite3.Connection, path: Account) -> AccountState | None:
@@ -283,7 +286,7 @@ def _read_account(connection: sqlite3.Connection, path: Account) -> AccountState
     )
 
 
-def _encode(record: Record, account: Account | None, endpoint: str | None) -> tuple[Any, ...]:
+def encode_record(record: Record, account: Account | None, endpoint: str | None) -> tuple[Any, ...]:
     """A journal row. Posted and voided rows repeat account and endpoint, for sums by either."""
     row: dict[str, Any] = {"at_s": record.at_s, "kind": _KINDS[type(record)], "account": account}
     match record:
@@ -314,7 +317,7 @@ def _encode(record: Record, account: Account | None, endpoint: str | None) -> tu
             row |= {"reason": record.key, "flags": record.value}
         case _:
             assert_never(record)
-    return tuple(map(row.get, _JOURNAL_COLUMNS))
+    return tuple(map(row.get, JOURNAL_COLUMNS))
 
 
 def _encode_charge(record: Posted) -> dict[str, Any]:
@@ -351,7 +354,8 @@ _KINDS: Final[dict[type[Any], str]] = {
 }
 
 
-def _decode(row: dict[str, Any]) -> Record:
+def decode_record(row: dict[str, Any]) -> Record:
+    """The record that `encode_record` made these columns of."""
     at_s, entry_id = row["at_s"], EntryId(row["entry_id"] or "")
     match row["kind"]:
         case "cap set":

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import glob
 import secrets
 import sqlite3
 import time
 import warnings
 import weakref
-from collections import defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -44,10 +43,10 @@ from quantroute.ledger._records import (
     Reserved,
     Voided,
     check_account,
-    lineage,
 )
-from quantroute.ledger._state import AccountState, LedgerState, OpenEntry
+from quantroute.ledger._state import AccountState, LedgerState, OpenEntry, reserved_by
 from quantroute.ledger._statement import Balance, Statement, balance_of, read_statement
+from quantroute.ledger._waiting import Refusal, WaitingLines
 from quantroute.money import Cap, cap_pusd
 from quantroute.storage import MEMORY, FileLock, SqliteStore, Work, is_locked
 
@@ -55,25 +54,7 @@ __all__ = ["BudgetLedger"]
 
 log = get_logger("quantroute.ledger")
 
-#: How often a waiting reservation looks for room that another process may have made.
-_POLL_S: Final = 0.5
 _YOUNG_FILE_S: Final = 60.0
-
-
-@dataclass(slots=True)
-class _Line:
-    """Those who wait for one account: first come, first served, and only the first one tries."""
-
-    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
-    room_made: asyncio.Event = field(default_factory=asyncio.Event)
-
-
-@dataclass(frozen=True, slots=True)
-class _Refusal:
-    """A reservation that does not fit; final if nothing under way can make room for it."""
-
-    shortage: BudgetExceeded
-    is_final: bool
 
 
 class BudgetLedger:
@@ -101,7 +82,7 @@ class BudgetLedger:
         self._owner = ""
         self._owner_lock: FileLock | None = None
         self._entries_made = 0
-        self._lines: defaultdict[str, _Line] = defaultdict(_Line)
+        self._lines = WaitingLines()
         self._balances: dict[Account, tuple[AccountState, Balance]] = {}
         self._lost_pusd: dict[Account, int] | None = None
 
@@ -131,6 +112,22 @@ class BudgetLedger:
                 f"unclosed {self!r}; use `async with`", ResourceWarning, stacklevel=2, source=self
             )
 
+    @property
+    def owner(self) -> str:
+        """Names this opening of the file; empty while it is not open."""
+        return self._owner
+
+    def is_alive(self, owner: str) -> bool:
+        """Whether an opening of this file is still in use, by whichever process."""
+        return self._path != MEMORY and is_locked(self._owner_file(owner))
+
+    def record(
+        self, connection: sqlite3.Connection, *records: Record, also: Work[None] | None = None
+    ) -> None:
+        """Check and apply records within a transaction; `also` runs with the last one."""
+        for record in records:
+            self._books.execute(connection, record, also if record is records[-1] else None)
+
     # -- opening and closing ----------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
@@ -141,7 +138,7 @@ class BudgetLedger:
         self.store.open()
         self._owner = secrets.token_hex(6)
         self._entries_made = 0
-        self._lines.clear()
+        self._lines = WaitingLines()
         self._lost_pusd = None
         try:
             if self._path != MEMORY:
@@ -253,42 +250,27 @@ class BudgetLedger:
             JournalError: the record could not be written; nothing must be sent.
         """
         check_account(account)
-        make = self._reservation_maker(account, amount_pusd, endpoint, request_id, attempt)
-        result = await self._try_reserve(make())
-        if not isinstance(result, _Refusal):
-            return result
-        if result.is_final or not wait:
-            raise result.shortage
-        line = self._lines[result.shortage.account]
-        async with line.turn:
-            while True:
-                line.room_made.clear()
-                result = await self._try_reserve(make())
-                if not isinstance(result, _Refusal):
-                    return result
-                if result.is_final:
-                    raise result.shortage
-                await _room_in(line)
+        make = functools.partial(
+            self._reservation, account, amount_pusd, endpoint, request_id, attempt
+        )
+        return await self._lines.reserve(lambda: self._try_reserve(make()), wait=wait)
 
-    def _reservation_maker(
+    def _reservation(
         self, account: Account, amount_pusd: int, endpoint: str, request_id: str, attempt: int
-    ) -> Callable[[], Reserved]:
-        def make() -> Reserved:
-            self._entries_made += 1
-            return Reserved(
-                entry_id=EntryId(f"{self._owner}-{self._entries_made:x}"),
-                account=account,
-                amount_pusd=amount_pusd,
-                endpoint=endpoint,
-                request_id=request_id,
-                attempt=attempt,
-                owner=self._owner,
-                at_s=self._clock.time_s(),
-            )
+    ) -> Reserved:
+        self._entries_made += 1
+        return Reserved(
+            entry_id=EntryId(f"{self._owner}-{self._entries_made:x}"),
+            account=account,
+            amount_pusd=amount_pusd,
+            endpoint=endpoint,
+            request_id=request_id,
+            attempt=attempt,
+            owner=self._owner,
+            at_s=self._clock.time_s(),
+        )
 
-        return make
-
-    async def _try_reserve(self, record: Reserved) -> EntryId | _Refusal:
+    async def _try_reserve(self, record: Reserved) -> EntryId | Refusal:
         try:
             return await self.store.submit(lambda c: self._reserve_or_refuse(c, record))
         except asyncio.CancelledError:
@@ -300,14 +282,14 @@ class BudgetLedger:
 
     def _reserve_or_refuse(
         self, connection: sqlite3.Connection, record: Reserved
-    ) -> EntryId | _Refusal:
+    ) -> EntryId | Refusal:
         try:
             self._books.execute(connection, record)
         except BudgetExceeded as shortage:
             may_wait = self._books.state.may_admit_later(
                 record.account, record.amount_pusd, lost_pusd=self._lost_pusd
             )
-            return _Refusal(shortage.with_traceback(None), not may_wait)
+            return Refusal(shortage.with_traceback(None), not may_wait)
         return record.entry_id
 
     def _void_if_open(self, connection: sqlite3.Connection, entry_id: EntryId) -> None:
@@ -323,17 +305,12 @@ class BudgetLedger:
         While it is so, reservations that would fit once those are resolved wait for them instead of
         being refused. Of this object only: it is not written down.
         """
-        sums: defaultdict[Account, int] = defaultdict(int)
-        for entry in lost or ():
-            for path in lineage(entry.account):
-                sums[path] += entry.reserved_pusd
-        before, self._lost_pusd = self._lost_pusd, None if lost is None else dict(sums)
+        before, self._lost_pusd = self._lost_pusd, None if lost is None else reserved_by(lost)
         if self._lost_pusd != before:
             self._make_room()  # whoever waits for what is lost looks again, and is refused
 
     def _make_room(self) -> None:
-        for line in self._lines.values():
-            line.room_made.set()
+        self._lines.make_room()
 
     # -- resolving --------------------------------------------------------------------------------
 
@@ -384,10 +361,21 @@ class BudgetLedger:
         )
         await self._write(record, None)
 
-    async def note(self, key: str, value: str) -> None:
-        """Keep a small fact in the journal; the last value per key is in `notes`."""
-        await self._write(Noted(key=key, value=value, at_s=self._clock.time_s()), None)
-        self.notes[key] = value
+    async def note(self, key: str, value: str, *, keep: bool = False) -> None:
+        """Keep a small fact in the journal; the last value per key is in `notes`.
+
+        With `keep` only if there is none of that name yet, whichever process made it.
+        """
+        record = Noted(key=key, value=value, at_s=self._clock.time_s())
+
+        def work(connection: sqlite3.Connection) -> str:
+            found = connection.execute("SELECT value FROM notes WHERE key = ?", (key,)).fetchone()
+            if keep and found is not None:
+                return str(found[0])
+            self._books.execute(connection, record)
+            return value
+
+        self.notes[key] = await self.store.submit(work)
 
     async def _write(self, record: Record, also: Work[None] | None) -> None:
         await self.store.submit(lambda c: self._books.execute(c, record, also))
@@ -445,14 +433,6 @@ def _waker(wake: Callable[[], None]) -> Callable[[], None]:
                 loop.call_soon_threadsafe(alive)
 
     return call
-
-
-async def _room_in(line: _Line) -> None:
-    try:
-        async with asyncio.timeout(_POLL_S):
-            await line.room_made.wait()
-    except TimeoutError:
-        return  # look again: another process may have made room
 
 
 def _difference(connection: sqlite3.Connection) -> str | None:

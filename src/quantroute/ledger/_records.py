@@ -141,6 +141,7 @@ class Noted:
 Record = CapSet | Reserved | Identified | Posted | Voided | Held | Noted
 
 
+@functools.lru_cache(maxsize=1_024)  # asked several times per entry, for a handful of accounts
 def check_account(path: str) -> Account:
     """`path` as an account.
 
@@ -154,7 +155,7 @@ def check_account(path: str) -> Account:
     return Account(path)
 
 
-@functools.lru_cache(maxsize=1_024)  # asked several times per entry, for a handful of accounts
+@functools.lru_cache(maxsize=1_024)
 def lineage(account: Account) -> tuple[Account, ...]:
     """The root, every account on the way, and the account itself."""
     if not account:

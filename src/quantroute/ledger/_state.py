@@ -33,7 +33,8 @@ it, so that memory does not grow with the number of rows, and calls such an entr
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, assert_never
 
@@ -58,7 +59,7 @@ from quantroute.ledger._records import (
 )
 from quantroute.money import MAX_AMOUNT_PUSD, NO_CAP, Cap
 
-__all__ = ["MAX_TOKENS", "OVERRUN", "AccountState", "LedgerState", "OpenEntry"]
+__all__ = ["MAX_TOKENS", "OVERRUN", "AccountState", "LedgerState", "OpenEntry", "reserved_by"]
 
 OVERRUN: Final = "overrun"
 """Flag of a charge above its reservation."""
@@ -329,6 +330,15 @@ class LedgerState:
         if self.resolved is not None:
             self.resolved[entry_id] = status
         return entry
+
+
+def reserved_by(entries: Iterable[OpenEntry]) -> dict[Account, int]:
+    """What these entries have reserved, pico-dollars, by account and all above it."""
+    sums: defaultdict[Account, int] = defaultdict(int)
+    for entry in entries:
+        for path in lineage(entry.account):
+            sums[path] += entry.reserved_pusd
+    return dict(sums)
 
 
 def _check_amount(amount_pusd: int) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sqlite3
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from decimal import Decimal
 from typing import Final
 
@@ -19,8 +20,10 @@ __all__ = [
     "Statement",
     "StatementLine",
     "balance_of",
+    "combined",
     "posted_amounts_pusd",
     "read_statement",
+    "summed",
 ]
 
 
@@ -110,6 +113,17 @@ class StatementLine:
         return self.priced_pusd + self.bound_pusd
 
 
+def combined(balances: Iterable[Balance], *, account: Account, cap: Cap) -> Balance:
+    """The balance of an account whose entries lie in several files."""
+    sums: Counter[str] = Counter()
+    for balance in balances:
+        for item in fields(balance):
+            if item.name not in ("account", "cap"):
+                sums[item.name] += getattr(balance, item.name)
+    names = [item.name for item in fields(Balance) if item.name not in ("account", "cap")]
+    return Balance(account=account, cap=cap, **{name: sums[name] for name in names})
+
+
 def balance_of(account: Account, state: AccountState) -> Balance:
     """The frozen balance of a running state."""
     return Balance(
@@ -147,6 +161,22 @@ def _figures(lines: Sequence[StatementLine]) -> tuple[str, ...]:
         format_usd(posted_pusd, places=6),
         f"{Decimal(posted_pusd) / output_tokens / 1_000_000:.2f}" if output_tokens else "-",
     )
+
+
+def summed(lines: Iterable[StatementLine]) -> Statement:
+    """One line per account and endpoint out of the lines of several ledgers."""
+    found: dict[tuple[Account, str], StatementLine] = {}
+    for line in lines:
+        before = found.get((line.account, line.endpoint))
+        if before is not None:
+            sums = {
+                item.name: getattr(before, item.name) + getattr(line, item.name)
+                for item in fields(line)
+                if item.name not in ("account", "endpoint")
+            }
+            line = replace(line, **sums)
+        found[line.account, line.endpoint] = line
+    return Statement(found[key] for key in sorted(found))
 
 
 _SUMS: Final = ", ".join(

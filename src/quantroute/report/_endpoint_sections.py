@@ -226,7 +226,7 @@ def _kind(kind: str, status: str) -> str:
 def _happenings(picture: Picture) -> Html:
     rows = [
         [item.at.replace("T", " ").removesuffix("Z"), item.event, item.facts]
-        for item in reversed(picture.events.happenings)
+        for item in sorted(picture.events.happenings, key=lambda item: item.at, reverse=True)
     ]
     if not rows:
         return Html("")

@@ -43,13 +43,8 @@ class FailureKind:
 
 @dataclass(slots=True)
 class EventLog:
-    """Counts failed attempts by kind, keeps the latest happenings.
+    """Counts failed attempts by kind, keeps the latest happenings, of one file or of several."""
 
-    Args:
-        path: the file; one that does not exist (yet) has no events.
-    """
-
-    path: Path
     failures: dict[tuple[str, str], FailureKind] = field(default_factory=dict, init=False)
     counts: Counter[str] = field(default_factory=Counter, init=False)
     happenings: deque[Happening] = field(
@@ -57,34 +52,33 @@ class EventLog:
     )
     unreadable_lines: int = field(default=0, init=False)
     stop_reason: str = field(default="", init=False)
-    _offset: int = field(default=0, init=False)
+    _offsets: dict[Path, int] = field(default_factory=dict, init=False)
 
     @property
     def is_there(self) -> bool:
-        """Whether there is such a file."""
-        return self.path.is_file()
+        """Whether there was a file to read."""
+        return bool(self._offsets)
 
-    def read(self) -> None:
-        """Take in what was written since; a line that is being written waits for the next time."""
+    def read(self, path: Path) -> None:
+        """Take in what was written since; a line that is being written waits for the next time.
+
+        A file that has become shorter is another one under the same name: it is read anew, and
+        what the old one told stays counted.
+        """
         try:
-            with self.path.open("rb") as file:
-                if file.seek(0, 2) < self._offset:  # another file under the same name
-                    self._begin_anew()
-                file.seek(self._offset)
+            with path.open("rb") as file:
+                offset = self._offsets.get(path, 0)
+                if file.seek(0, 2) < offset:
+                    offset = 0
+                file.seek(offset)
                 for line in file:
                     if not line.endswith(b"\n"):
                         break
-                    self._offset += len(line)
+                    offset += len(line)
                     self._take(line)
+                self._offsets[path] = offset
         except OSError:
             return
-
-    def _begin_anew(self) -> None:
-        self.failures.clear()
-        self.counts.clear()
-        self.happenings.clear()
-        self.unreadable_lines = self._offset = 0
-        self.stop_reason = ""
 
     def _take(self, line: bytes) -> None:
         try:

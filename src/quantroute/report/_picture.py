@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from quantroute.errors import DatasetError
-from quantroute.generation import Onlooker, QualityAlarm, RunLook, quality_alarms
+from quantroute.generation import Onlooker, QualityAlarm, RunLook, merged_looks, quality_alarms
 from quantroute.report._eventlog import EventLog
 from quantroute.report._extras import Extras, find_extras
 from quantroute.report._facts import RunFacts, read_facts
@@ -37,23 +37,24 @@ class RunWatcher:
     """Takes pictures of a run; each costs what has changed since the last one.
 
     Args:
-        folder: the run's, with its store, events and facts.
+        folder: the run's, with its events and facts.
+        stores: its store; of a run in shards those of all of them.
         name: the run's name in the store; None takes the only one.
         events: another file of events.
         find: reads the files of other stages; by default those at the usual places.
     """
 
     folder: Path
-    store: Path
+    stores: Sequence[Path]
     name: str | None = None
     events: Path | None = None
     find: Callable[[Path], Extras] = find_extras
-    _onlooker: Onlooker = field(init=False)
+    _onlookers: tuple[Onlooker, ...] = field(init=False)
     _log: EventLog = field(init=False)
 
     def __post_init__(self) -> None:
-        self._onlooker = Onlooker(self.store, self.name)
-        self._log = EventLog(self.events or self.folder / "events.jsonl")
+        self._onlookers = tuple(Onlooker(store, self.name) for store in self.stores)
+        self._log = EventLog()
 
     def picture(self, *, at: dt.datetime) -> Picture:
         """How the run stands.
@@ -61,8 +62,9 @@ class RunWatcher:
         Raises:
             JournalError, DatasetError: there is no run that could be read.
         """
-        look = self._onlooker.look()
-        self._log.read()
+        look = merged_looks([onlooker.look() for onlooker in self._onlookers])
+        for path in _event_files(self.folder) if self.events is None else (self.events,):
+            self._log.read(path)
         facts, problem = _facts(self.folder / FACTS_FILE)
         extras = self.find(self.folder)
         return Picture(
@@ -74,6 +76,12 @@ class RunWatcher:
             absent=tuple(_absent(self._log, problem, extras)),
             at=at,
         )
+
+
+def _event_files(folder: Path) -> list[Path]:
+    """The run's own, and those of workers that had a shard."""
+    patterns = ("events.jsonl", "events-shard-*.jsonl", "shard-*-of-*/events.jsonl")
+    return [path for pattern in patterns for path in sorted(folder.glob(pattern))]
 
 
 def _facts(path: Path) -> tuple[RunFacts | None, str]:
@@ -94,11 +102,11 @@ def _absent(log: EventLog, facts_problem: str, extras: Extras) -> list[str]:
         )
     if not log.is_there:
         said.append(
-            f"Errors and warnings: there is no {log.path.name}. It may have been written "
+            "Errors and warnings: there is no events.jsonl. It may have been written "
             "elsewhere with --log-json; name it with --events."
         )
     if log.unreadable_lines:
-        said.append(f"{log.unreadable_lines:,} lines of {log.path.name} could not be read.")
+        said.append(f"{log.unreadable_lines:,} lines of the events could not be read.")
     for name, found, made_by in (
         ("Audit", extras.audit, "`quantroute audit`, --audit FILE"),
         ("Training", extras.training, "the trainer's metrics.jsonl, --training FILE"),

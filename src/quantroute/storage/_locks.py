@@ -66,6 +66,12 @@ class FileLock:
             self.path.unlink(missing_ok=True)
         os.close(descriptor)
 
+    def fileno(self) -> int:
+        """The held lock's descriptor: a child that inherits it holds the lock with us."""
+        if self._descriptor is None:
+            raise ValueError(f"{self.path} is not held")
+        return self._descriptor
+
     def __enter__(self) -> Self:
         return self.acquire()
 

@@ -1,0 +1,504 @@
+"""An extraction: plan, check the disk, fill and commit shard by shard, seal with a manifest."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import shutil
+import time
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import compress, islice
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from quantroute.errors import ConfigurationError, DatasetError
+from quantroute.extraction._manifest import (
+    Folder,
+    ShardRecord,
+    describe,
+    manifest_of,
+    read_json,
+    write_json,
+)
+from quantroute.extraction._norm import FinalNorm
+from quantroute.extraction._plan import (
+    DiskNeed,
+    ExampleStream,
+    Part,
+    Plan,
+    Selection,
+    ShardSpan,
+    StateLayout,
+    plan_shards,
+)
+from quantroute.extraction._records import Example, LayerIds
+from quantroute.extraction._safetensors import write_tensors
+from quantroute.extraction._shard import ShardBuffer
+from quantroute.extraction._source import StateSource, probe_examples
+from quantroute.extraction._target import Target
+from quantroute.storage import FileLock, atomic_write, is_locked
+
+__all__ = ["Extraction", "ExtractionProgress", "ExtractionReport", "StoreSettings"]
+
+_GB: Final = 10**9
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreSettings:
+    """How a store is written.
+
+    Attributes:
+        shard_bytes: aimed at; a shard is held in memory, and one more while it is written.
+        margin_bytes: of disk to leave free besides what is needed.
+        shards_at_once: how many are filled at a time: more than one keeps a server busy.
+        source: what else the manifest says of the source (kind, batch size): part of the identity.
+    """
+
+    dtype: str
+    fp8: bool = False
+    shard_bytes: int = _GB
+    margin_bytes: int = 2 * _GB
+    shards_at_once: int = 1
+    selection: Selection = field(default_factory=Selection)
+    source: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.shard_bytes < 1 or self.margin_bytes < 0 or self.shards_at_once < 1:
+            raise ConfigurationError(
+                "shard_bytes and shards_at_once must be positive, margin_bytes not negative"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExtractionProgress:
+    """Counts are of this worker's part; `resumed_tokens` stood before this start."""
+
+    tokens: int
+    total_tokens: int
+    resumed_tokens: int
+    written_bytes: int
+    shards: int
+    total_shards: int
+    lost: int
+    is_stopping: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExtractionReport:
+    """How one start ended. `missing_shards` of the whole plan; none: the manifest stands."""
+
+    folder: Path
+    shards: int
+    resumed_shards: int
+    missing_shards: int
+    examples: int
+    tokens: int
+    written_bytes: int
+    lost: Mapping[str, int]
+    was_stopped: bool
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the store can be read."""
+        return not self.missing_shards
+
+
+class Extraction:
+    """One worker's share of a store. `prepare` first: it needs no model; then `run`.
+
+    Shards are cut by the plan alone, so a run that was killed and resumed, or split over many
+    machines, gives the same files as one that was not, as far as the source is deterministic.
+
+    Args:
+        examples: a function that starts a new reading of the same examples.
+        part: this worker's share of the shards.
+        free_bytes: free space of the disk that holds a folder.
+    """
+
+    def __init__(
+        self,
+        *,
+        target: Target,
+        layers: LayerIds,
+        examples: ExampleStream,
+        out: Path | str,
+        settings: StoreSettings,
+        part: Part | None = None,
+        free_bytes: Callable[[Path], int] | None = None,
+    ) -> None:
+        self.target, self.layers, self.settings = target, layers, settings
+        self.part = part or Part()
+        self.folder = Folder(Path(out))
+        self.layout = StateLayout(
+            slots=len(layers.boundary) + 1,
+            hidden_size=target.hidden_size,
+            dtype=settings.dtype,
+            fp8=settings.fp8,
+        )
+        self._examples = examples
+        self._free_bytes = free_bytes or _free_bytes
+        self._plan: Plan | None = None
+        self._described: dict[str, Any] | None = None
+        self._is_stopping = False
+
+    @property
+    def plan(self) -> Plan:
+        """The split into shards; reads the examples at the first call."""
+        if self._plan is None:
+            shard_tokens = max(1, self.settings.shard_bytes // self.layout.bytes_per_token)
+            self._plan = plan_shards(
+                self._examples, shard_tokens=shard_tokens, selection=self.settings.selection
+            )
+        return self._plan
+
+    def need(self) -> DiskNeed:
+        """What this worker's missing shards take, against what is free now."""
+        missing = [span for span in self._own() if self._committed(span) is None]
+        return self._need(sum(span.tokens for span in missing), len(missing))
+
+    def prepare(self) -> DiskNeed:
+        """Plan and look at the disk; nothing is written.
+
+        Raises:
+            DatasetError: no example is left, the disk is too small, or the folder holds something
+                else.
+        """
+        if not self.plan.shards:
+            reasons = ", ".join(f"{count} {why}" for why, count in self.plan.left_out.items())
+            raise DatasetError(path="examples", problem=f"none to extract ({reasons or 'no rows'})")
+        self._check_identity()
+        need = self.need()
+        need.check(str(self.folder.path))
+        return need
+
+    def missing_tokens(self) -> int:
+        """Tokens of this part that are not committed yet."""
+        return sum(span.tokens for span in self._own() if self._committed(span) is None)
+
+    def probe_examples(self) -> list[Example]:
+        """A few beginnings of the job's own examples; see `probe_examples`."""
+        return probe_examples(compress(self._examples(), self.plan.taken))
+
+    async def measure(self, source: StateSource, *, examples: int) -> float:
+        """Tokens per second of the source on the first examples; nothing is written."""
+        first = list(islice(compress(self._examples(), self.plan.taken), examples))
+        began_s = time.perf_counter()
+        async for _ in source.states(first):
+            pass
+        return sum(map(len, first)) / (time.perf_counter() - began_s)
+
+    def request_stop(self) -> None:
+        """Begin no further shard; those in work are finished. Call it on the event loop."""
+        self._is_stopping = True
+
+    async def run(
+        self,
+        source: StateSource,
+        on_progress: Callable[[ExtractionProgress], None] | None = None,
+    ) -> ExtractionReport:
+        """Extract what is missing of this part; if nothing is missing of the whole, seal it.
+
+        Raises:
+            DatasetError: the disk ran short, or the folder holds another extraction.
+            JournalError: another process writes the same part.
+            SourceError: the source gave up. What is committed stays, in every case.
+        """
+        if (source.layers, source.dtype) != (self.layers, self.settings.dtype):
+            raise ConfigurationError(
+                f"the source gives {source.dtype} of layers {list(source.layers.boundary)}, "
+                f"the store wants {self.settings.dtype} of {list(self.layers.boundary)}"
+            )
+        self.prepare()
+        with self._locked():
+            if not self.folder.plan.exists():
+                write_json(self.folder.plan, self._description())
+            self._sweep()
+            self._keep_norm(source)
+            work = _Work(self, source, on_progress)
+            await work.execute()
+            missing = self._seal(source)
+        return work.report(missing)
+
+    # -- the folder -------------------------------------------------------------------------------
+
+    def _own(self) -> Iterator[ShardSpan]:
+        return (span for span in self.plan.shards if self.part.has(span.index))
+
+    def _committed(self, span: ShardSpan) -> ShardRecord | None:
+        return self.folder.committed(span.index, span.keys_sha256)
+
+    def _need(self, tokens: int, shards: int) -> DiskNeed:
+        return DiskNeed(
+            tokens=tokens,
+            shards=shards,
+            layout=self.layout,
+            free_bytes=self._free_bytes(self.folder.path),
+            margin_bytes=self.settings.margin_bytes,
+        )
+
+    def _description(self) -> dict[str, Any]:
+        if self._described is None:
+            described = describe(self.target, self.layers, self.layout, source=self.settings.source)
+            described["selection"] = self.settings.selection.as_dict()
+            described["plan"] = {
+                "sha256": self.plan.sha256,
+                "examples": self.plan.examples,
+                "tokens": self.plan.tokens,
+                "shards": len(self.plan.shards),
+            }
+            # As it reads back from a file: tuples become lists.
+            self._described = json.loads(json.dumps(described))
+        return self._described
+
+    def _check_identity(self) -> None:
+        if not self.folder.plan.exists():
+            if self.folder.path.exists() and any(self.folder.path.glob("shards/*.safetensors")):
+                raise DatasetError(
+                    path=str(self.folder.path),
+                    problem="holds shards without a plan; choose another",
+                )
+            return
+        stored, ours = read_json(self.folder.plan), self._description()
+        differing = sorted(name for name in {*stored, *ours} if stored.get(name) != ours.get(name))
+        if differing:
+            raise DatasetError(
+                path=str(self.folder.path),
+                problem=f"holds another extraction ({', '.join(differing)} differ); choose another "
+                "folder, or put the settings and the rows back as they were",
+            )
+
+    def _sweep(self) -> None:
+        """Take away what a killed worker of this part was writing."""
+        for leftover in self.folder.path.glob("shards/.*.tmp"):
+            index = leftover.name.split(".")[1]
+            if index.isdecimal() and self.part.has(int(index)):
+                leftover.unlink(missing_ok=True)
+
+    def _keep_norm(self, source: StateSource) -> None:
+        norm = source.final_norm()
+        if not self.folder.norm.exists():
+            norm.save(self.folder.norm)
+        elif not norm.equals(FinalNorm.load(self.folder.norm)):
+            raise DatasetError(
+                path=str(self.folder.norm),
+                problem="is not the final norm of this target: its weights have changed since the "
+                "extraction began; choose another folder",
+            )
+
+    def _locked(self) -> FileLock:
+        """Refuses a second worker for this part, and workers that count parts otherwise."""
+        locks = self.folder.path / "locks"
+        for other in locks.glob("*.lock"):
+            of = other.stem.rpartition("-of-")[2]
+            if of != str(self.part.of) and is_locked(other):
+                raise DatasetError(
+                    path=str(other), problem=f"a worker is writing one of {of} parts; let it end"
+                )
+        return FileLock(locks / f"{self.part.number}-of-{self.part.of}.lock")
+
+    def _seal(self, source: StateSource) -> int:
+        """Write the manifest if every shard stands; the number of those that do not."""
+        records = [self._committed(span) for span in self.plan.shards]
+        whole = [record for record in records if record is not None]
+        if len(whole) == len(records):
+            norm = source.final_norm()
+            manifest = manifest_of(self._description(), self.plan, whole, norm, self.folder)
+            write_json(self.folder.manifest, manifest)
+        return len(records) - len(whole)
+
+
+class _Work:
+    """One `run`: some shards are filled while one is written."""
+
+    def __init__(
+        self,
+        job: Extraction,
+        source: StateSource,
+        on_progress: Callable[[ExtractionProgress], None] | None,
+    ) -> None:
+        self._job, self._source, self._on_progress = job, source, on_progress
+        own = list(job._own())
+        done = {span.index for span in own if job._committed(span) is not None}
+        self._missing = {span.index for span in own} - done
+        self._resumed_shards = len(done)
+        self._resumed_tokens = sum(span.tokens for span in own if span.index in done)
+        self._total_tokens = sum(span.tokens for span in own)
+        self._total_shards = len(own)
+        self._tokens = self._resumed_tokens
+        self._examples = self._written_bytes = self._shards = self._unwritten_tokens = 0
+        self._lost: Counter[str] = Counter()
+        self._todo = job.plan.members(job._examples, self._missing)
+        self._taking = asyncio.Lock()
+        self._filling = asyncio.Semaphore(job.settings.shards_at_once)
+        self._writing = asyncio.Lock()
+
+    async def execute(self) -> None:
+        """Until nothing is missing, or the job is to stop."""
+        # One task more than shards being filled: the one that writes.
+        workers = self._job.settings.shards_at_once + 1
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(min(workers, len(self._missing))):
+                    group.create_task(self._work())
+        except BaseExceptionGroup as group_error:
+            raise _first_of(group_error) from None
+
+    async def _work(self) -> None:
+        while True:
+            async with self._filling:
+                taken = await self._take()
+                if taken is None:
+                    return
+                span, members = taken
+                self._unwritten_tokens += span.tokens
+                self._job._need(self._unwritten_tokens, 1).check(str(self._job.folder.path))
+                buffer = await self._filled(members)
+            async with self._writing:
+                await self._commit(span, buffer)
+            del buffer
+
+    async def _take(self) -> tuple[ShardSpan, list[Example]] | None:
+        async with self._taking:
+            if self._job._is_stopping:
+                return None
+            # Reading rows and rendering them is work: not on the event loop.
+            return await asyncio.to_thread(next, self._todo, None)
+
+    async def _filled(self, members: list[Example]) -> ShardBuffer:
+        layout = self._job.layout
+        buffer = ShardBuffer(
+            members, slots=layout.slots, hidden_size=layout.hidden_size, dtype=layout.dtype
+        )
+        async for result in self._source.states(members):
+            buffer.add(result)
+            self._tokens += len(result.example)
+            self._tell()
+        buffer.finish()
+        return buffer
+
+    async def _commit(self, span: ShardSpan, buffer: ShardBuffer) -> None:
+        job = self._job
+        try:
+            record = await _to_the_end(
+                asyncio.to_thread(_write, job.folder, span, buffer, job.layout, job._description())
+            )
+        except OSError as error:
+            raise DatasetError(
+                path=str(job.folder.shard(span.index)),
+                problem=f"{error.strerror or error}; make room and run again: what is committed "
+                "stays",
+            ) from error
+        self._shards += 1
+        self._examples += record.examples
+        self._written_bytes += record.size_bytes
+        self._unwritten_tokens -= span.tokens
+        self._lost.update(item["reason"] for item in record.lost)
+        self._tell()
+
+    def _tell(self) -> None:
+        if self._on_progress is not None:
+            self._on_progress(
+                ExtractionProgress(
+                    tokens=self._tokens,
+                    total_tokens=self._total_tokens,
+                    resumed_tokens=self._resumed_tokens,
+                    written_bytes=self._written_bytes,
+                    shards=self._resumed_shards + self._shards,
+                    total_shards=self._total_shards,
+                    lost=sum(self._lost.values()),
+                    is_stopping=self._job._is_stopping,
+                )
+            )
+
+    def report(self, missing_shards: int) -> ExtractionReport:
+        """How it ended."""
+        return ExtractionReport(
+            folder=self._job.folder.path,
+            shards=self._shards,
+            resumed_shards=self._resumed_shards,
+            missing_shards=missing_shards,
+            examples=self._examples,
+            tokens=self._tokens - self._resumed_tokens,
+            written_bytes=self._written_bytes,
+            lost=dict(self._lost),
+            was_stopped=self._job._is_stopping,
+        )
+
+
+def _write(
+    folder: Folder,
+    span: ShardSpan,
+    buffer: ShardBuffer,
+    layout: StateLayout,
+    description: Mapping[str, Any],
+) -> ShardRecord:
+    """Shard, then its rows, then the marker that makes both count."""
+    metadata = {
+        name: json.dumps(description[name], sort_keys=True)
+        for name in ("format", "version", "target", "layers", "last_state", "states")
+    }
+    written = write_tensors(folder.shard(span.index), buffer.tensors(fp8=layout.fp8), metadata)
+    kept = buffer.kept
+    rows = b"".join(_row_line(example) for example in kept)
+    atomic_write(folder.rows(span.index), rows)
+    record = ShardRecord(
+        index=span.index,
+        keys_sha256=span.keys_sha256,
+        sha256=written.sha256,
+        size_bytes=written.size_bytes,
+        rows_sha256=hashlib.sha256(rows).hexdigest(),
+        examples=len(kept),
+        tokens=sum(map(len, kept)),
+        loss_tokens=sum(int(example.loss_mask.sum()) for example in kept),
+        lost=tuple(
+            {"key": key, "reason": lost.reason, "detail": lost.detail}
+            for key, lost in sorted(buffer.lost.items())
+        ),
+    )
+    write_json(
+        folder.marker(span.index),
+        {name: getattr(record, name) for name in ShardRecord.__slots__},
+    )
+    return record
+
+
+async def _to_the_end(work: Coroutine[Any, Any, Result]) -> Result:
+    """Await a thread's work. A cancelled wait ends only when the thread has: it holds our lock."""
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        while not task.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait({task})
+        if not task.cancelled():
+            task.exception()  # looked at: the cancellation is what there is to tell
+        raise
+
+
+def _row_line(example: Example) -> bytes:
+    facts = {
+        "key": example.key,
+        "tokens": len(example),
+        "loss_tokens": int(example.loss_mask.sum()),
+        "provenance": dict(example.provenance),
+    }
+    return json.dumps(facts, ensure_ascii=False, sort_keys=True).encode() + b"\n"
+
+
+def _free_bytes(folder: Path) -> int:
+    while not folder.exists():
+        folder = folder.parent
+    return shutil.disk_usage(folder).free
+
+
+def _first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The error that stopped the others; a task group wraps even a single one."""
+    first = group.exceptions[0]
+    return _first_of(first) if isinstance(first, BaseExceptionGroup) else first

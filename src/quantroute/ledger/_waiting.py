@@ -1,0 +1,77 @@
+"""Standing in line for money: first come, first served among those who wait for one account."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from quantroute.errors import BudgetExceeded
+from quantroute.ledger._records import EntryId
+
+__all__ = ["Refusal", "WaitingLines"]
+
+#: How often a waiting reservation looks for room that another process may have made.
+_POLL_S: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A reservation that does not fit; final if nothing under way can make room for it."""
+
+    shortage: BudgetExceeded
+    is_final: bool
+
+
+@dataclass(slots=True)
+class _Line:
+    """Those who wait for one account: only the first one tries."""
+
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    room_made: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def room(self) -> None:
+        """Wait until somebody here made room, or until it is time to look for others'."""
+        try:
+            async with asyncio.timeout(_POLL_S):
+                await self.room_made.wait()
+        except TimeoutError:
+            return  # look again: another process may have made room
+
+
+@dataclass(slots=True)
+class WaitingLines:
+    """One line per account whose cap refused; used from one event loop."""
+
+    _lines: defaultdict[str, _Line] = field(default_factory=lambda: defaultdict(_Line))
+
+    def make_room(self) -> None:
+        """Something was resolved, or a cap changed: the first in each line tries again."""
+        for line in self._lines.values():
+            line.room_made.set()
+
+    async def reserve(
+        self, try_once: Callable[[], Awaitable[EntryId | Refusal]], *, wait: bool
+    ) -> EntryId:
+        """What `try_once` reserves, at once or after waiting; see `BudgetLedger.reserve`.
+
+        Raises:
+            BudgetExceeded: it does not fit now (`wait=False`), or never will.
+        """
+        result = await try_once()
+        if not isinstance(result, Refusal):
+            return result
+        if result.is_final or not wait:
+            raise result.shortage
+        line = self._lines[result.shortage.account]
+        async with line.turn:
+            while True:
+                line.room_made.clear()
+                result = await try_once()
+                if not isinstance(result, Refusal):
+                    return result
+                if result.is_final:
+                    raise result.shortage
+                await line.room()
