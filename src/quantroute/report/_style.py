@@ -106,6 +106,7 @@ footer { color: var(--soft); font-size: .82rem; margin-top: 28px; }
   table.wordy td { border: 0; padding: 1px 0; text-align: left; white-space: normal;
     display: grid; grid-template-columns: 6.5em 1fr; gap: 8px; }
   table.wordy td::before { content: attr(data-label); color: var(--soft); }
+  table.wordy .num + :not(.num) { padding-left: 0; }
   table.wordy td:first-child { display: block; }
   table.wordy td:first-child::before { content: none; }
   .keep { white-space: normal; font-weight: 600; }
