@@ -1,7 +1,7 @@
 # `make check` is what a change has to pass; CI runs the same.
 PYTHON ?= .venv/bin/python
 
-.PHONY: check format lint types layers test slow
+.PHONY: check format lint types layers test slow docs
 
 check: lint types layers test
 
@@ -25,3 +25,7 @@ slow:
 format:
 	$(PYTHON) -m ruff format .
 	$(PYTHON) -m ruff check --fix .
+
+# Needs the extra `docs`; the site is written to site/.
+docs:
+	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict --quiet

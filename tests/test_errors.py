@@ -40,6 +40,7 @@ SAMPLES: dict[str, Any] = {
     "refusal": "x",
     "rows": 25,
     "source": "target",
+    "stage": "train",
 }
 CLASSES = [
     cls

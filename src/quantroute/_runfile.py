@@ -22,7 +22,7 @@ __all__ = ["RunFile", "Table"]
 #: Every table that some stage reads. A stage passes over the tables of the others.
 _KNOWN: Final = frozenset(
     {"run", "policy", "sampling", "dataset", "local"}
-    | {"extract", "train", "evaluate", "deploy", "audit"}
+    | {"extract", "data", "train", "evaluate", "deploy", "audit"}
 )
 
 

@@ -22,7 +22,8 @@
     |   |-- CreditsExhausted                     402, or the key's own limit
     |   `-- KeyRejected                          401, or no key at all
     |-- DatasetError                             prompts or rows that cannot be used
-    `-- SourceError                              hidden states cannot be had from the target
+    |-- SourceError                              hidden states cannot be had from the target
+    `-- StageFailed                              a stage of a pipeline ended badly
 
 Each class builds its own message from keyword facts, keeps them in `facts`, and survives pickling.
 Messages never hold a payload, a header or a key; they say what happened and what to do next.
@@ -56,6 +57,7 @@ __all__ = [
     "RequestRefused",
     "ResponseStatusError",
     "SourceError",
+    "StageFailed",
     "TransportError",
     "UnknownName",
 ]
@@ -346,3 +348,17 @@ class SourceError(QuantrouteError):
         super().__init__(f"{source}: {problem}")
         self.facts = {"source": source, "problem": problem}
         self.source, self.problem = source, problem
+
+
+class StageFailed(QuantrouteError):
+    """A pipeline's stage ended badly and said why; what is done stays. The same command goes on.
+
+    `status` is the exit status of the stage's command.
+    """
+
+    def __init__(self, *, stage: str, status: int) -> None:
+        super().__init__(
+            f"stage {stage} ended with status {status} (see above); the same command goes on there"
+        )
+        self.facts = {"stage": stage, "status": status}
+        self.stage, self.status = stage, status

@@ -6,7 +6,9 @@ import ast
 import inspect
 import re
 import runpy
+import shlex
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,42 +17,98 @@ from typing import Any
 import pytest
 import typer
 
-from cli_support import ROOT, code_blocks, console_commands, quantroute
+from cli_support import ROOT, code_blocks, quantroute
 from quantroute.cli._app import app
 from quantroute.cli._exit import ExitCode
 from quantroute.simulator import DEFAULT_API_KEY, ThreadedSimulator
 
 README = ROOT / "README.md"
 COMMANDS: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-PAGES = [README, *sorted((ROOT / "docs").rglob("*.md")), ROOT / "CONTRIBUTING.md"]
+PAGES = [
+    README,
+    *sorted((ROOT / "docs").rglob("*.md")),
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "examples/README.md",
+]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
-#: Commands that serve until they are interrupted, or need a target: they have tests of their own.
-ELSEWHERE = {"simulate", "serve", "extract", "train", "export-drafter", "audit", "demo", "pipeline"}
+#: Commands that no test of the documents runs, and why. Each has tests of its own.
+NOT_RUN = {
+    "simulate": "serves until it is interrupted",
+    "serve": "serves until it is interrupted",
+    "extract": "needs a target's weights",
+    "train": "needs a trainer",
+    "export-drafter": "needs a trained drafter",
+    "audit": "needs a target's weights",
+    "demo": "trains; minutes",
+    "pipeline": "trains; minutes",
+    "ledger": "needs a shared server",
+    "worker": "needs a shared server",
+    "--install-completion": "changes the reader's shell",
+}
+#: Programs of other people, and of the shell that a test already is in.
+NOT_OURS = {
+    "python": "another program",
+    "python3": "makes an environment; the whole set-up is run by CI",
+    "pip": "installs; the whole set-up is run by CI",
+    "pytest": "these tests",
+    ".": "an environment that the tests have",
+    "make": "runs these tests, or builds the site: CI does both",
+    "pre-commit": "needs a repository",
+    "git": "needs a repository",
+    "docker": "another program",
+    "redis-server": "another program",
+    "valkey-server": "another program",
+    "vllm": "another program",
+    "twine": "part of a release",
+    "uv": "makes an environment",
+}
+#: Commands that ask the service, and so a simulator in its place.
+ASKING = {"generate", "endpoints", "reconcile", "plan", "doctor"}
+PAGES_WITH_CONSOLE = [page for page in PAGES if code_blocks(page, "console")]
 
 
-def readme_commands() -> Iterator[list[str]]:
-    """The arguments of each `quantroute` call in the README, in order."""
-    for words in console_commands(README):
-        if words[0].endswith("/quantroute"):
-            yield words[1:]
+def console_lines(page: Path) -> Iterator[tuple[str, int]]:
+    """Each command of a page with the exit code that a comment announces, 0 without one."""
+    for block in code_blocks(page, "console"):
+        for line in block.replace("\\\n", " ").splitlines():
+            if shlex.split(line, comments=True):
+                announced = re.search(r"# exit code (\d+)", line)
+                yield line, int(announced[1]) if announced else 0
 
 
-def test_the_commands_of_the_readme_run_one_after_the_other(service: ThreadedSimulator) -> None:
+def run_line(line: str, code: int, service: ThreadedSimulator) -> None:
+    """Run one line as a reader would; what asks the service asks the simulator."""
+    words = shlex.split(line, comments=True)
+    program, arguments = Path(words[0]).name or words[0], words[1:]
+    if program == "export":  # a key and a base URL; those of the test stand already
+        return
+    if program == "echo":
+        subprocess.run(line, shell=True, check=True)
+        return
+    if program in NOT_OURS:
+        return
+    assert program == "quantroute", f"{line}: neither run nor in NOT_OURS"
+    if arguments[0] in NOT_RUN:
+        return
+    if arguments[0] in ASKING and "--simulate" not in arguments and "--snapshot" not in arguments:
+        arguments = [item for item in arguments if not item.startswith("http://")]
+        arguments = [item for item in arguments if item != "--base-url"]
+        arguments += ["--base-url", service.base_url]
+    ended = quantroute(*arguments)
+    assert ended.code == code, (line, ended.out, ended.err)
+
+
+@pytest.mark.parametrize("page", PAGES_WITH_CONSOLE, ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_commands_of_a_page_run_one_after_the_other(
+    page: Path, service: ThreadedSimulator
+) -> None:
     """Rehearsals as they stand; the others against a simulator in the service's place."""
     Path("my-prompts.jsonl").write_text('{"prompt": "Why is the sky blue?"}\n')
     Path("examples").mkdir()
     shutil.copy(ROOT / "examples/run.toml", "examples/run.toml")
-    for arguments in readme_commands():
-        if arguments[0] in ELSEWHERE:
-            continue
-        with_service = arguments[0] in ("generate", "endpoints", "reconcile")
-        if with_service and "--simulate" not in arguments:
-            arguments = [item for item in arguments if not item.startswith("http://")]
-            arguments = [item for item in arguments if item != "--base-url"]
-            arguments += ["--base-url", service.base_url]
-        ended = quantroute(*arguments)
-        assert ended.code == 0, (arguments, ended.err)
+    for line, code in console_lines(page):
+        run_line(line, code, service)
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -168,6 +226,10 @@ def test_examples_run_without_a_key(
         "many_rows": ["done: 80 new rows, 0 old", "80 rows in out/rows.jsonl"],
         "shared_budget": ["the cap of 'team/chat'"],
         "rehearse_faults": ["the books agree"],
+        "plan_datasets": ["fits: True", "chat: ", "instant: ", "reached: True"],
+        "catalogue_changes": ["inceptron", "monday: 6 of 11 may serve", "tuesday: 5 of 10"],
+        "statistical_cap": ["none with a lowered limit", "never above the hard cap"],
+        "proxy": ["answered by inceptron/int4", "refused with 402: budget_exceeded"],
     }
     for words in expected[script.stem]:
         assert words in shown

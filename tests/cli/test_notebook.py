@@ -6,13 +6,15 @@ import ast
 import asyncio
 import gc
 import inspect
+import json
 import warnings
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cli_support import MODEL
+from cli_support import MODEL, ROOT
 from quantroute import Client, Service
 from quantroute.simulator import ThreadedSimulator
 
@@ -58,6 +60,42 @@ def test_two_runs_of_the_loop_one_after_the_other(service: ThreadedSimulator) ->
         )
         gc.collect()
     assert asked == ["inceptron/int4"] * 3
+
+
+@pytest.fixture
+def _metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a training has written."""
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"split": "validation", "cumulative": [0.8, 0.5]}\n')
+    monkeypatch.setenv("DRAFTER_METRICS", str(path))
+    monkeypatch.setenv("SIMULATOR_KEY", "")  # so that what the notebook sets is undone
+
+
+@pytest.mark.usefixtures("_metrics")
+async def test_the_notebook_runs_from_top_to_bottom(capsys: pytest.CaptureFixture[str]) -> None:
+    """Every cell in order, in one loop; what a cell ends with can be shown."""
+    names: dict[str, Any] = {}
+    shown: list[str] = []
+    notebook = json.loads((ROOT / "examples/tour.ipynb").read_text())
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "code":
+            assert not cell["outputs"], "committed without outputs"
+            source = "".join(cell["source"])
+            await run_cell(source, names)
+            last = source.rstrip().splitlines()[-1]
+            value = names.get(last)
+            if last.startswith(("bars(", "curve(")):
+                value = eval(last, names)
+            if hasattr(value, "_repr_html_"):
+                shown.append(value._repr_html_())
+    assert len(shown) == 4  # verdicts, spending by endpoint and over time, acceptance
+    assert shown[0].count("<tr") == 12
+    assert all(line.endpoint in shown[1] for line in names["statement"])
+    assert "cap $0.50" in shown[2]
+    out = capsys.readouterr().out
+    assert "done: 80 new rows, 0 old" in out
+    assert "80 rows; left out: none" in out
+    assert out.count("\r") > 3, "nothing to watch"
 
 
 class _Cells(HTMLParser):

@@ -208,6 +208,9 @@ def test_the_command_writes_the_page_and_nothing_else(run_folder: Path) -> None:
     assert ended.code == 0
     assert ended.out == f"the page is {run_folder / 'report.html'}\n"
     assert_harmless((run_folder / "report.html").read_text())
+    assert quantroute("report", run_folder, "--json").data == {
+        "path": str(run_folder / "report.html")
+    }
     assert digest() == before
 
 

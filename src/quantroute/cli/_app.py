@@ -12,12 +12,16 @@ from typer.core import TyperGroup
 from quantroute._log import get_logger
 from quantroute._version import __version__
 from quantroute.cli import (
+    _demo,
+    _doctor,
     _endpoints,
     _export,
     _export_drafter,
     _extract,
     _generate,
+    _init,
     _loop,
+    _pipeline,
     _plan,
     _report,
     _serve,
@@ -27,6 +31,7 @@ from quantroute.cli import (
 )
 from quantroute.cli._exit import ExitCode, code_for
 from quantroute.cli._log import configure_logging
+from quantroute.cli._output import print_json
 from quantroute.cli._wording import explain
 from quantroute.errors import QuantrouteError
 
@@ -37,11 +42,15 @@ class _Commands(TyperGroup):
     """Turns errors of the library into one line on stderr and a documented exit code."""
 
     def invoke(self, ctx: Any) -> Any:
+        wants_json = "--json" in ctx.args  # of the command; gone once it runs
         try:
             return super().invoke(ctx)
         except QuantrouteError as error:
-            typer.echo(f"quantroute: {explain(error)}", err=True)
-            raise typer.Exit(code_for(error)) from error
+            code, text = code_for(error), explain(error)
+            typer.echo(f"quantroute: {text}", err=True)
+            if wants_json:
+                print_json({"exit_code": int(code), "kind": type(error).__name__, "error": text})
+            raise typer.Exit(code) from error
         except (KeyboardInterrupt, asyncio.CancelledError) as error:
             # A second Ctrl+C cancels the command's task; what was in flight is held by the ledger.
             typer.echo("quantroute: interrupted; the same command goes on from here", err=True)
@@ -58,6 +67,8 @@ app = typer.Typer(
     epilog="Exit codes: 0 done, 2 wrong setting, 3 stopped by the cap, 4 some rows failed, "
     "5 no endpoint, 6 account, 7 storage, 130 interrupted.",
 )
+app.command("init")(_init.init)
+app.command("doctor")(_doctor.doctor)
 app.command("endpoints")(_endpoints.endpoints)
 app.command("plan")(_plan.plan)
 app.command("generate")(_generate.generate)
@@ -70,6 +81,8 @@ app.command("extract")(_extract.extract)
 app.command("simulate")(_simulate.simulate)
 app.command("train")(_train.train)
 app.command("export-drafter")(_export_drafter.export_drafter)
+app.add_typer(_pipeline.app, name="pipeline")
+app.command("demo")(_demo.demo)
 
 
 def _print_version(value: bool) -> None:
@@ -91,6 +104,7 @@ def root(
         bool,
         typer.Option(
             "--uvloop/--no-uvloop",
+            envvar="QUANTROUTE_UVLOOP",
             help="Run on uvloop where it is installed: less memory with thousands of connections.",
         ),
     ] = True,

@@ -76,12 +76,12 @@ def endpoints(
 
     async def run() -> tuple[EndpointList, BoundPolicy]:
         if snapshot is not None:
-            return await _judge(ProviderRegistry.from_snapshot(snapshot), model, policy)
+            return await judge(ProviderRegistry.from_snapshot(snapshot), model, policy)
         async with (
             opened_target(base_url=base_url, ca_file=ca_file, simulate=simulate) as target,
             ProviderRegistry(service=target.service, key=target.key) as registry,
         ):
-            judged = await _judge(registry, model, policy)
+            judged = await judge(registry, model, policy)
             if save_snapshot is not None:
                 await registry.snapshot(save_snapshot, models=[model])
             return judged
@@ -95,9 +95,15 @@ def endpoints(
         raise typer.Exit(ExitCode.NO_ENDPOINT)
 
 
-async def _judge(
+async def judge(
     registry: ProviderRegistry, model: str, policy: ExclusionPolicy
 ) -> tuple[EndpointList, BoundPolicy]:
+    """The model's endpoints and what the policy says to each.
+
+    Raises:
+        RegistryError: they cannot be had.
+        UnknownName: a rule's name matches nothing.
+    """
     listing = await registry.endpoints(model)
     providers = (await registry.providers()).providers if policy.names_providers else ()
     bound = policy.bind(listing.endpoints, providers=providers, at=datetime.now(UTC))

@@ -17,6 +17,7 @@ from quantroute.errors import (
     RegistryError,
     RequestError,
     SourceError,
+    StageFailed,
 )
 
 __all__ = ["ExitCode", "code_for"]
@@ -48,7 +49,9 @@ def code_for(error: QuantrouteError) -> ExitCode:
             return ExitCode.STORAGE
         case ConfigurationError() | DatasetError():
             return ExitCode.CONFIGURATION
-        case RequestError() | SourceError():
+        case StageFailed() if error.status in set(ExitCode):
+            return ExitCode(error.status)
+        case RequestError() | SourceError() | StageFailed():
             return ExitCode.INCOMPLETE
         case _:
             return ExitCode.CONFIGURATION

@@ -116,6 +116,7 @@ CaFile = Annotated[
     Path | None,
     typer.Option(
         "--ca-file",
+        envvar="QUANTROUTE_CA_FILE",
         exists=True,
         dir_okay=False,
         help="PEM bundle to trust instead of the system's.",
@@ -153,12 +154,12 @@ Otel = Annotated[
 
 def build_policy(
     *,
-    exclude: Sequence[str] | None,
-    only: Sequence[str] | None,
-    accept: Sequence[str] | None,
-    accept_unknown: Sequence[str] | None,
-    native: str | None,
-    evidence: Path | None,
+    exclude: Sequence[str] | None = None,
+    only: Sequence[str] | None = None,
+    accept: Sequence[str] | None = None,
+    accept_unknown: Sequence[str] | None = None,
+    native: str | None = None,
+    evidence: Path | None = None,
     max_input_price: str | None = None,
     max_output_price: str | None = None,
 ) -> ExclusionPolicy:

@@ -9,12 +9,15 @@ from typing import Any
 import typer
 from rich.console import Console, RenderableType
 
-from quantroute.client import Reconciliation
+from quantroute.client import KeyComparison, Reconciliation
 from quantroute.generation import EndpointQuality, QualityAlarm, RowCounts
-from quantroute.ledger import StatementLine
+from quantroute.ledger import Balance, StatementLine
+from quantroute.money import NO_CAP
 from quantroute.report import quality_table
 
 __all__ = [
+    "balance_data",
+    "comparison_data",
     "counts_data",
     "print_json",
     "print_quality",
@@ -80,6 +83,34 @@ def statement_data(statement: Iterable[StatementLine]) -> list[dict[str, Any]]:
         }
         for line in statement
     ]
+
+
+def balance_data(balance: Balance) -> dict[str, Any]:
+    """A ledger's sums as JSON values."""
+    return {
+        "cap_pusd": None if balance.cap is NO_CAP else balance.cap,
+        "posted_pusd": balance.posted_pusd,
+        "pending_pusd": balance.pending_pusd,
+        "held_entries": balance.held_entries,
+        "held_pusd": balance.held_pusd,
+        "input_tokens": balance.input_tokens,
+        "output_tokens": balance.output_tokens,
+        "reasoning_tokens": balance.reasoning_tokens,
+    }
+
+
+def comparison_data(found: KeyComparison | None) -> dict[str, Any] | None:
+    """The key's usage beside the ledger, as JSON values; None if the service did not say."""
+    if found is None:
+        return None
+    return {
+        "usage_pusd": found.usage_pusd,
+        "posted_pusd": found.posted_pusd,
+        "held_pusd": found.held_pusd,
+        "difference_pusd": found.difference_pusd,
+        "is_explained": found.is_explained,
+        "explanation": found.explanation,
+    }
 
 
 def print_reconciliation(done: Reconciliation) -> None:

@@ -132,6 +132,10 @@ def _exit_code(made: Plan) -> ExitCode:
 
 def read_spec(path: Path, *, base_url: str, simulate: bool) -> RunSpec:
     """The run of the file; a rehearsal gets a folder of its own beside the real one's."""
+    if not path.exists():
+        raise ConfigurationError(
+            f"{path}: there is no such file; `quantroute init {path}` writes one to start from"
+        )
     spec = load_run_spec(path)
     if simulate:
         return spec.rehearsal()

@@ -12,7 +12,8 @@ from typing import Annotated
 import typer
 
 from quantroute.cli import _loop
-from quantroute.cli._output import say
+from quantroute.cli import _options as options
+from quantroute.cli._output import print_json, say
 from quantroute.cli._rundir import RunFolder
 from quantroute.errors import ConfigurationError
 from quantroute.report import (
@@ -53,6 +54,7 @@ def report(
         Path | None,
         typer.Option(exists=True, dir_okay=False, help="The evaluation's JSON, if elsewhere."),
     ] = None,
+    as_json: options.Json = False,
 ) -> None:
     """Write one self-contained HTML page about RUN: money, targets, endpoints, speed, errors.
 
@@ -74,16 +76,22 @@ def report(
     )
     if live:
         with contextlib.suppress(KeyboardInterrupt):
-            _loop.run(_serve(watcher, port=port))
+            _loop.run(_serve(watcher, port=port, as_json=as_json))
         return
     path = out or folder.path / "report.html"
     page = run_page(watcher.picture(at=dt.datetime.now(dt.UTC)))
     atomic_write(path, page.encode("utf-8", "replace"))
-    say(f"the page is {path}")
+    if as_json:
+        print_json({"path": str(path)})
+    else:
+        say(f"the page is {path}")
 
 
-async def _serve(watcher: RunWatcher, *, port: int) -> None:
+async def _serve(watcher: RunWatcher, *, port: int, as_json: bool) -> None:
     async with ReportServer(watcher, port=port) as server:
-        say(f"the page is at {server.url}; Ctrl+C ends it")
+        if as_json:
+            print_json({"url": server.url})
+        else:
+            say(f"the page is at {server.url}; Ctrl+C ends it")
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.Event().wait()

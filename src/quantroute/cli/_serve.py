@@ -11,7 +11,7 @@ import typer
 
 from quantroute._http import OPENROUTER_URL
 from quantroute.cli import _options as options
-from quantroute.cli._output import say
+from quantroute.cli._output import print_json, say
 from quantroute.cli._service import opened_target
 from quantroute.client import Client
 from quantroute.ledger import Account
@@ -60,6 +60,7 @@ def serve(
     ] = False,
     base_url: options.BaseUrl = OPENROUTER_URL,
     ca_file: options.CaFile = None,
+    as_json: options.Json = False,
 ) -> None:
     """Serve OpenAI's API on 127.0.0.1: any client, under this policy and this cap.
 
@@ -104,17 +105,24 @@ def serve(
                 account=Account(account),
                 default_max_output_tokens=max_output_tokens,
             ) as proxy:
-                _announce(proxy.base_url, policy)
+                _announce(proxy.base_url, policy, as_json=as_json)
                 with contextlib.suppress(asyncio.CancelledError):
                     await asyncio.Event().wait()
-                say("stopping: what is in flight is brought to its end")
-            say(f"spent ${to_usd(client.ledger.balance().posted_pusd):.6f}")
+                say("stopping: what is in flight is brought to its end", err=as_json)
+            spent_pusd = client.ledger.balance().posted_pusd
+            if as_json:
+                print_json({"posted_pusd": spent_pusd})
+            else:
+                say(f"spent ${to_usd(spent_pusd):.6f}")
 
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(run())
 
 
-def _announce(base_url: str, policy: ExclusionPolicy) -> None:
+def _announce(base_url: str, policy: ExclusionPolicy, *, as_json: bool) -> None:
+    if as_json:
+        print_json({"base_url": base_url, "exclude": list(policy.exclude)})
+        return
     typer.echo(f"serving at {base_url}")
     typer.echo(f"export OPENAI_BASE_URL={base_url} OPENAI_API_KEY=unused")
     for name in policy.exclude:

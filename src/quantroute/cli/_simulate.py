@@ -9,6 +9,8 @@ from typing import Annotated
 import typer
 
 from quantroute.cli import _loop
+from quantroute.cli import _options as options
+from quantroute.cli._output import print_json
 from quantroute.cli._service import read_scenario
 from quantroute.errors import ConfigurationError
 
@@ -27,6 +29,7 @@ def simulate(
     port: Annotated[
         int, typer.Option(min=0, max=65_535, help="Port on 127.0.0.1; 0 takes a free one.")
     ] = 0,
+    as_json: options.Json = False,
 ) -> None:
     """Serve an OpenRouter-compatible service on 127.0.0.1: rehearse a run before spending money.
 
@@ -40,9 +43,13 @@ def simulate(
     chosen = read_scenario(catalogue, scenario)
 
     def ready(base_url: str) -> None:
+        bill = f"{base_url.removesuffix('/api/v1')}/__sim/bill"
+        if as_json:
+            print_json({"base_url": base_url, "api_key": DEFAULT_API_KEY, "bill": bill})
+            return
         typer.echo(f"serving {chosen.name!r} at {base_url}")
         typer.echo(f"export OPENROUTER_API_KEY={DEFAULT_API_KEY}  # works here only")
-        typer.echo(f"bill:  {base_url.removesuffix('/api/v1')}/__sim/bill", err=True)
+        typer.echo(f"bill:  {bill}", err=True)
 
     with contextlib.suppress(KeyboardInterrupt):
         _loop.run(serve(chosen, seed=seed, port=port, on_ready=ready))

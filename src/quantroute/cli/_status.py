@@ -13,6 +13,8 @@ from quantroute.cli import _options as options
 from quantroute.cli._exit import ExitCode
 from quantroute.cli._log import EVENTS
 from quantroute.cli._output import (
+    balance_data,
+    comparison_data,
     counts_data,
     print_json,
     print_quality,
@@ -34,7 +36,7 @@ from quantroute.generation import (
     read_qualities,
 )
 from quantroute.ledger import Balance, StatementLine
-from quantroute.money import NO_CAP, format_usd
+from quantroute.money import format_usd
 from quantroute.report import balance_line, ledger_table
 
 
@@ -108,14 +110,7 @@ def _as_data(
     balance: Balance, statement: tuple[StatementLine, ...], counts: tuple[RowCounts, ...]
 ) -> dict[str, Any]:
     return {
-        "cap_pusd": None if balance.cap is NO_CAP else balance.cap,
-        "posted_pusd": balance.posted_pusd,
-        "pending_pusd": balance.pending_pusd,
-        "held_entries": balance.held_entries,
-        "held_pusd": balance.held_pusd,
-        "input_tokens": balance.input_tokens,
-        "output_tokens": balance.output_tokens,
-        "reasoning_tokens": balance.reasoning_tokens,
+        **balance_data(balance),
         "by_endpoint": statement_data(statement),
         "rows": counts_data(counts),
     }
@@ -140,6 +135,7 @@ def reconcile(
     ledger: options.Ledger = None,
     base_url: options.BaseUrl = OPENROUTER_URL,
     ca_file: options.CaFile = None,
+    as_json: options.Json = False,
 ) -> None:
     """Find out what lost answers cost: generation records first, then the key's own usage.
 
@@ -158,7 +154,22 @@ def reconcile(
                 return done, paying.balance()
 
     done, balance = _loop.run(settle())
-    print_reconciliation(done)
-    say(balance_line(balance))
+    if as_json:
+        print_json(_reconciled_data(done, balance))
+    else:
+        print_reconciliation(done)
+        say(balance_line(balance))
     if done.still_held:
         raise typer.Exit(ExitCode.INCOMPLETE)
+
+
+def _reconciled_data(done: Reconciliation, balance: Balance) -> dict[str, Any]:
+    return {
+        "exit_code": int(ExitCode.INCOMPLETE if done.still_held else ExitCode.DONE),
+        "settled_by_record": done.settled_by_record,
+        "settled_by_key_usage": done.settled_by_key_usage,
+        "settled_at_bound": done.settled_at_bound,
+        "still_held": done.still_held,
+        "key_usage": comparison_data(done.key),
+        **balance_data(balance),
+    }

@@ -7,6 +7,7 @@ from typing import Any, Final
 from quantroute.cli._exit import ExitCode
 from quantroute.cli._job import Job, Outcome
 from quantroute.cli._output import (
+    comparison_data,
     counts_data,
     print_quality,
     quality_data,
@@ -16,7 +17,6 @@ from quantroute.cli._output import (
     statement_data,
 )
 from quantroute.cli._wording import as_options
-from quantroute.client import KeyComparison
 from quantroute.generation import RowClass, RunReport, StopReason
 from quantroute.money import format_usd
 from quantroute.report import balance_line, ledger_table
@@ -129,19 +129,6 @@ def _closing_line(job: Job, report: RunReport) -> str:
     return f"done; next: quantroute export {job.folder.path} rows.jsonl"
 
 
-def _comparison_data(found: KeyComparison | None) -> dict[str, Any] | None:
-    if found is None:
-        return None
-    return {
-        "usage_pusd": found.usage_pusd,
-        "posted_pusd": found.posted_pusd,
-        "held_pusd": found.held_pusd,
-        "difference_pusd": found.difference_pusd,
-        "is_explained": found.is_explained,
-        "explanation": found.explanation,
-    }
-
-
 def outcome_data(outcome: Outcome) -> dict[str, Any]:
     """The same as JSON values."""
     report = outcome.report
@@ -161,8 +148,8 @@ def outcome_data(outcome: Outcome) -> dict[str, Any]:
         "held_charges": outcome.reconciled.still_held,
         "settled_during_run": report.attendance.settled_entries,
         "key_usage": {
-            "at_start": _comparison_data(report.attendance.at_start),
-            "at_end": _comparison_data(outcome.reconciled.key or report.attendance.at_end),
+            "at_start": comparison_data(report.attendance.at_start),
+            "at_end": comparison_data(outcome.reconciled.key or report.attendance.at_end),
         },
         "simulator_bill_pusd": outcome.billed_pusd,
         "spent_by_this_start_pusd": outcome.spent_now_pusd,

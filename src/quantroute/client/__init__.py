@@ -5,6 +5,7 @@ from quantroute.client._body import input_bound_tokens
 from quantroute.client._client import DEFAULT_MAX_IN_FLIGHT, Client
 from quantroute.client._delegated import DELEGATED
 from quantroute.client._descriptors import ensure_descriptors
+from quantroute.client._keycheck import KeyStatus, check_key
 from quantroute.client._local import LocalEndpoint
 from quantroute.client._observe import AttemptObserver, SettledAttempt
 from quantroute.client._outcome import (
@@ -35,6 +36,7 @@ __all__ = [
     "Completion",
     "GaveUp",
     "KeyComparison",
+    "KeyStatus",
     "KeyUsage",
     "LocalEndpoint",
     "Provenance",
@@ -44,6 +46,7 @@ __all__ = [
     "SettledAttempt",
     "SettlingSettings",
     "Timeouts",
+    "check_key",
     "ensure_descriptors",
     "input_bound_tokens",
 ]

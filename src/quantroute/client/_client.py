@@ -336,7 +336,7 @@ class Client:
         """Wait until another request could be sent at once; for whoever feeds requests in.
 
         Raises:
-            Whatever `stop_admitting` was given.
+            QuantrouteError: whatever `stop_admitting` was given.
         """
         engine = self._opened()
         engine.check_admission()

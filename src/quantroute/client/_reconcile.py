@@ -28,10 +28,10 @@ from urllib.parse import quote
 
 from quantroute._log import get_logger
 from quantroute.client._accounts import KeyComparison, KeyUsage
+from quantroute.client._keycheck import data_of, key_usage_of
 from quantroute.client._local import LOCAL_PREFIX, LocalEndpoint
-from quantroute.client._reply import loads
 from quantroute.client._transport import Transport
-from quantroute.client._wire import WireGeneration, WireKey
+from quantroute.client._wire import WireGeneration
 from quantroute.clock import Clock
 from quantroute.domain import TokenUsage
 from quantroute.errors import AccountError, EntryStateError, TransportError
@@ -108,15 +108,7 @@ class Reconciler:
         except TransportError as error:
             log.warning("key usage not available", problem=error.problem)
             return None
-        wire = WireKey.model_validate(_data(body)) if status == 200 else None
-        usage_usd = parse_reported_usd(wire.usage) if wire else None
-        if wire is None or usage_usd is None:
-            return None
-        return KeyUsage(
-            usage_usd=usage_usd + (parse_reported_usd(wire.byok_usage) or Decimal(0)),
-            limit_usd=parse_reported_usd(wire.limit),
-            remaining_usd=parse_reported_usd(wire.limit_remaining),
-        )
+        return key_usage_of(body) if status == 200 else None
 
     async def run(
         self, *, quiet_s: float, charge_bound: bool = False, patience_s: float = _RECORD_PATIENCE_S
@@ -284,7 +276,7 @@ class Reconciler:
         )
         if status != 200:
             return status, None
-        wire = WireGeneration.model_validate(_data(body))
+        wire = WireGeneration.model_validate(data_of(body))
         cost_usd = parse_reported_usd(wire.total_cost)
         if cost_usd is None:
             return status, None
@@ -372,16 +364,6 @@ class Reconciler:
         # and random, so it cannot be found from twelve hex digits of its hash.
         fingerprint = hashlib.sha256(self.key.read().encode()).hexdigest()[:12]
         return f"key-usage-baseline-pusd/{fingerprint}"
-
-
-def _data(body: bytes) -> dict[str, object]:
-    """The `data` object of an accounting answer; empty when it is not one."""
-    try:
-        decoded = loads(body)
-    except ValueError:
-        return {}
-    data = decoded.get("data") if isinstance(decoded, dict) else None
-    return data if isinstance(data, dict) else {}
 
 
 def _recorded_usage(wire: WireGeneration) -> TokenUsage | None:

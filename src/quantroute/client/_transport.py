@@ -206,6 +206,13 @@ class Transport:
         Raises:
             TransportError: no reply.
         """
+        status, body, _ = await self.get_dated(path, headers=headers)
+        return status, body
+
+    async def get_dated(
+        self, path: str, *, headers: Mapping[str, str]
+    ) -> tuple[int, bytes, str | None]:
+        """The same, with the service's clock: the Date header as it came."""
         try:
             async with asyncio.timeout(30.0):
                 session = self.sessions.get()
@@ -215,7 +222,7 @@ class Transport:
                     allow_redirects=False,
                     proxy=self.sessions.proxy_url,
                 ) as response:
-                    return response.status, await response.read()
+                    return response.status, await response.read(), response.headers.get("Date")
         except TimeoutError as error:
             raise self._timed_out(error, None) from None
         except (aiohttp.ClientError, OSError) as error:

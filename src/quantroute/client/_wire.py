@@ -295,4 +295,6 @@ class WireKey(_Wire):
     byok_usage: Any = None
     limit: Any = None
     limit_remaining: Any = None
+    limit_reset: Text = None
+    expires_at: Text = None
     label: Annotated[None, BeforeValidator(lambda _: None)] = Field(default=None, exclude=True)

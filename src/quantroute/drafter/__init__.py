@@ -4,7 +4,7 @@ No trainer is ever imported here. The training data come as a folder with a mani
 """
 
 from quantroute.drafter._data import TrainingData
-from quantroute.drafter._export import DrafterExport, export_drafter
+from quantroute.drafter._export import DrafterExport, export_drafter, find_checkpoint
 from quantroute.drafter._launch import Launch, Measurement
 from quantroute.drafter._spec import TrainSpec, load_train_spec
 from quantroute.drafter._train import (
@@ -25,6 +25,7 @@ __all__ = [
     "TrainSpec",
     "TrainingData",
     "export_drafter",
+    "find_checkpoint",
     "load_train_spec",
     "prepare_training",
     "train",

@@ -20,7 +20,7 @@ from quantroute.drafter._tensors import Tensor, read_tensors, write_tensors
 from quantroute.errors import ConfigurationError, DatasetError
 from quantroute.storage import atomic_write
 
-__all__ = ["DrafterExport", "export_drafter"]
+__all__ = ["DrafterExport", "export_drafter", "find_checkpoint"]
 
 _SPECFORGE_STATE: Final = "training_state.pt"
 
@@ -62,7 +62,7 @@ def export_drafter(
     folder = Path(folder)
     if folder.exists() and any(folder.iterdir()):
         raise DatasetError(path=str(folder), problem="not empty; choose another folder")
-    source = _source(Path(checkpoint))
+    source = find_checkpoint(Path(checkpoint))
     with tempfile.TemporaryDirectory(prefix="quantroute-export-") as work:
         if (source / _SPECFORGE_STATE).exists():
             config_path = _draft_config(source, draft_config)
@@ -109,8 +109,12 @@ def _write(
 # -- where it comes from --------------------------------------------------------------------------
 
 
-def _source(given: Path) -> Path:
-    """The checkpoint itself: of a training's folder, the best one, else the latest."""
+def find_checkpoint(given: Path) -> Path:
+    """The checkpoint itself: of a training's folder, the best one, else the latest.
+
+    Raises:
+        DatasetError: there is none.
+    """
     roots = [given, given / "checkpoints"]
     for root in roots:
         if (root / "config.json").exists() or (root / _SPECFORGE_STATE).exists():

@@ -1,0 +1,89 @@
+"""Held-out answers out of a store of hidden states: no model has to run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from quantroute.errors import ConfigurationError, DatasetError
+from quantroute.evaluation._acceptance import Sample
+from quantroute.evaluation._extra import need
+
+if TYPE_CHECKING:
+    import torch
+
+    from quantroute.extraction import FinalNorm, States
+
+__all__ = ["TargetWeights", "is_held_out", "stored_samples"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetWeights:
+    """Of the target: `embedding` [V, H] and `head` [V, H], as they are stored."""
+
+    embedding: torch.Tensor
+    head: torch.Tensor
+
+    @classmethod
+    def read(cls, folder: Path | str) -> TargetWeights:
+        """Out of a folder's safetensors, nothing else being loaded.
+
+        Raises:
+            DatasetError: there is no embedding under a usual name.
+        """
+        folder = Path(folder)
+        embedding = _tensor(folder, "embed_tokens.weight")
+        if embedding is None:
+            raise DatasetError(path=str(folder), problem="no embed_tokens.weight in it")
+        head = _tensor(folder, "lm_head.weight")
+        return cls(embedding=embedding, head=embedding if head is None else head)
+
+
+def is_held_out(row_key: str, *, share: float) -> bool:
+    """Whether a row is kept from training: by its key, alike on every machine.
+
+    All answers of a conversation go the same way.
+    """
+    return int(row_key[:8], 16) < share * 2**32
+
+
+def stored_samples(
+    states: Iterable[States], *, norm: FinalNorm, weights: TargetWeights
+) -> Iterator[Sample]:
+    """States with the logits that the target makes of them."""
+    torch = need("torch")
+    head = weights.head.float()
+    for item in states:
+        hidden = item.hidden.float()
+        yield Sample(
+            ids=torch.from_numpy(item.example.input_ids),
+            mask=torch.from_numpy(item.example.loss_mask),
+            auxiliary=hidden[:, :-1],
+            logits=norm.apply(hidden[:, -1]) @ head.T,
+            dataset=item.example.provenance.get("dataset"),
+        )
+
+
+def _tensor(folder: Path, ending: str) -> torch.Tensor | None:
+    safetensors = need("safetensors")
+    for path in _files(folder, ending):
+        with safetensors.safe_open(path, framework="pt") as file:
+            names = [name for name in file.keys() if name.endswith(ending)]  # noqa: SIM118
+            names = [name for name in names if "vision" not in name]
+            if len(names) > 1:
+                raise ConfigurationError(f"{folder}: several {ending}: {', '.join(names)}")
+            if names:
+                found: torch.Tensor = file.get_tensor(names[0])
+                return found
+    return None
+
+
+def _files(folder: Path, ending: str) -> list[Path]:
+    index = folder / "model.safetensors.index.json"
+    if not index.exists():
+        return sorted(folder.glob("*.safetensors"))
+    listed = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+    return sorted({folder / file for name, file in listed.items() if name.endswith(ending)})

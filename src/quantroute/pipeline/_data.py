@@ -1,0 +1,83 @@
+"""From the store of states to a trainer's files, with some rows kept to judge by."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from quantroute.drafter import load_train_spec
+from quantroute.errors import DatasetError
+from quantroute.evaluation import is_held_out
+from quantroute.pipeline._records import file_hashes
+from quantroute.pipeline._spec import PipelineSpec
+from quantroute.storage import atomic_write
+
+if TYPE_CHECKING:
+    from quantroute.extraction import FormatReport, States, StateStore
+
+__all__ = ["held_out_states", "write_training_data"]
+
+
+def write_training_data(spec: PipelineSpec) -> FormatReport:
+    """Write `train.data` from the store, without the rows that are held out, and their keys.
+
+    Raises:
+        DatasetError: no finished store, or nothing is left on one of the two sides.
+    """
+    from quantroute import extraction
+
+    store = extraction.StateStore.open(spec.states)
+    target = extraction.Target.read(spec.target)
+    trainer = load_train_spec(spec.path).trainer
+    facts = extraction.StatesFacts(
+        # From where the file stands: the folder may lie elsewhere on the next machine.
+        model=str(spec.target),
+        num_layers=target.num_layers,
+        hidden_size=target.hidden_size,
+        vocab_size=target.vocab_size,
+        layers=store.layers,
+        dtype=store.dtype,
+        provenance=file_hashes({"states": spec.states / "manifest.json"}),
+    )
+    forced = () if spec.data.draft_vocab_size is None else extraction.special_token_ids(spec.target)
+    held: list[str] = []
+    states = _kept(store, spec, held)
+    size = spec.data.draft_vocab_size
+    if trainer == "specforge":
+        report = extraction.write_specforge(
+            states,
+            spec.training_data,
+            facts=facts,
+            norm=store.final_norm(),
+            draft_vocab_size=size,
+            forced=forced,
+        )
+    else:
+        report = extraction.write_speculators(
+            states, spec.training_data, facts=facts, draft_vocab_size=size, forced=forced
+        )
+    if not held:
+        raise DatasetError(
+            path=str(spec.states), problem="no row fell to evaluation; raise held_out_share"
+        )
+    atomic_write(spec.held_out, "".join(f"{key}\n" for key in held).encode())
+    return report
+
+
+def held_out_states(spec: PipelineSpec) -> Iterator[States]:
+    """The states that no training saw."""
+    from quantroute import extraction
+
+    store = extraction.StateStore.open(spec.states)
+    for key in spec.held_out.read_text(encoding="utf-8").split():
+        yield store[key]
+
+
+def _kept(store: StateStore, spec: PipelineSpec, held: list[str]) -> Iterator[States]:
+    for item in store:
+        # Rows of token ids without provenance have their own content for a key.
+        row = str(item.example.provenance.get("row_key") or item.example.key)
+        if is_held_out(row, share=spec.data.held_out_share):
+            held.append(item.example.key)
+        else:
+            yield item

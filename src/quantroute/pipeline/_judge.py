@@ -1,0 +1,56 @@
+"""The stage that says what the drafter is worth."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from quantroute import evaluation
+from quantroute.pipeline._data import held_out_states
+from quantroute.pipeline._spec import PipelineSpec
+from quantroute.storage import atomic_write
+
+if TYPE_CHECKING:
+    from quantroute.extraction import Example
+
+__all__ = ["judge_drafter"]
+
+
+def judge_drafter(spec: PipelineSpec) -> evaluation.Evaluation:
+    """Measure the exported drafter on the held-out rows and write `evaluation.json`.
+
+    Raises:
+        ConfigurationError, DatasetError: the checkpoint or the states cannot be used.
+    """
+    from quantroute import extraction
+
+    store = extraction.StateStore.open(spec.states)
+    weights = evaluation.TargetWeights.read(spec.target)
+    head = evaluation.DraftHead.load(
+        spec.exported, embedding=weights.embedding, layers=store.layers.boundary
+    )
+    states = list(held_out_states(spec))
+    samples = list(evaluation.stored_samples(states, norm=store.final_norm(), weights=weights))
+    settings = spec.evaluate
+    found = evaluation.evaluate(head, samples, depth=settings.depth)
+    if settings.speculate_prompts:
+        chosen = [item.example for item in states[: settings.speculate_prompts]]
+        found = replace(found, speculation=_speculate(spec, head, chosen))
+    atomic_write(spec.evaluation, (json.dumps(found.as_dict(), indent=2) + "\n").encode())
+    return found
+
+
+def _speculate(
+    spec: PipelineSpec, head: evaluation.DraftHead, examples: list[Example]
+) -> evaluation.Speculation:
+    target = evaluation.LocalTarget(spec.target)
+    prompts = [item.input_ids[: int(item.loss_mask.argmax())].tolist() for item in examples]
+    return evaluation.speculate(
+        target,
+        head,
+        prompts,
+        tokens=spec.evaluate.speculate_tokens,
+        depth=spec.evaluate.depth,
+        end=target.end,
+    )

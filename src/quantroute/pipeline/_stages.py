@@ -1,0 +1,190 @@
+"""The stages: what each reads, what it makes, and how it is done.
+
+The long ones are quantroute's own commands in processes of their own: what is resumed here is
+resumed by them, and whatever kills one leaves the others whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from quantroute.drafter import export_drafter, find_checkpoint, load_train_spec
+from quantroute.errors import StageFailed
+from quantroute.pipeline._data import write_training_data
+from quantroute.pipeline._judge import judge_drafter
+from quantroute.pipeline._spec import PipelineSpec
+
+__all__ = ["STAGES", "Stage"]
+
+Files = Mapping[str, Path]
+Work = Callable[[PipelineSpec, Sequence[str]], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """One step of the chain.
+
+    Attributes:
+        tables: of run.toml; a change in them makes the stage run again.
+        inputs, outputs: files by name; their hashes say whether anything has changed.
+        owns: what is set aside when the stage has to begin anew.
+        work: does it; the second argument is which service to talk to, as options.
+    """
+
+    name: str
+    tables: tuple[str, ...]
+    inputs: Callable[[PipelineSpec], Files]
+    outputs: Callable[[PipelineSpec], Files]
+    owns: Callable[[PipelineSpec], tuple[Path, ...]]
+    work: Work
+
+
+def _run_command(stage: str, *arguments: str) -> None:
+    """One of quantroute's own commands.
+
+    Raises:
+        StageFailed: it ended with another status than 0.
+    """
+    command = [sys.executable, "-m", "quantroute", *arguments]
+    with subprocess.Popen(command) as process:  # noqa: S603 - our own command
+        while process.poll() is None:
+            # Ctrl+C reaches the command too, which drains and says so; here there is but to wait.
+            with contextlib.suppress(KeyboardInterrupt):
+                process.wait()
+    if process.returncode != 0:
+        raise StageFailed(stage=stage, status=process.returncode)
+
+
+def _plan(spec: PipelineSpec, service: Sequence[str]) -> None:
+    _run_command("plan", "plan", str(spec.path), *service)
+
+
+def _generate(spec: PipelineSpec, service: Sequence[str]) -> None:
+    _run_command("generate", "generate", str(spec.path), *service)
+    rows = str(spec.rows)
+    _run_command("generate", "export", str(spec.run_folder), rows, "--overwrite")
+
+
+def _extract(spec: PipelineSpec, _: Sequence[str]) -> None:
+    _run_command("extract", "extract", str(spec.path))
+
+
+def _data(spec: PipelineSpec, _: Sequence[str]) -> None:
+    write_training_data(spec)
+
+
+def _train(spec: PipelineSpec, _: Sequence[str]) -> None:
+    _run_command("train", "train", str(spec.path))
+
+
+def _export(spec: PipelineSpec, _: Sequence[str]) -> None:
+    train = load_train_spec(spec.path)
+    export_drafter(
+        spec.drafter,
+        spec.exported,
+        engine=spec.deploy.engine,
+        target=str(spec.target),
+        python=train.python,
+    )
+
+
+def _evaluate(spec: PipelineSpec, _: Sequence[str]) -> None:
+    judge_drafter(spec)
+
+
+def _prompts(spec: PipelineSpec) -> Files:
+    return {f"prompts {number}": path for number, path in enumerate(spec.prompts, start=1)}
+
+
+def _target(spec: PipelineSpec) -> Files:
+    """What identifies the target; its weights are not read again for that."""
+    names = ("config.json", "tokenizer.json", "model.safetensors.index.json")
+    found = {f"target {name}": spec.target / name for name in names}
+    return {name: path for name, path in found.items() if path.exists()}
+
+
+def _weights(spec: PipelineSpec) -> Files:
+    """Of the checkpoint that counts; only one of the two trainers' files is there."""
+    checkpoint = find_checkpoint(spec.drafter)
+    names = ("model.safetensors", "training_state.pt")
+    found = [checkpoint / name for name in names if (checkpoint / name).exists()]
+    return {"drafter": found[0] if found else checkpoint / names[0]}
+
+
+_ASKED: Final = ("run", "policy", "sampling", "dataset", "local")
+
+STAGES: Final = (
+    Stage(
+        name="plan",
+        tables=_ASKED,
+        inputs=_prompts,
+        outputs=lambda _: {},
+        owns=lambda _: (),
+        work=_plan,
+    ),
+    Stage(
+        name="generate",
+        tables=_ASKED,
+        inputs=_prompts,
+        outputs=lambda spec: {"rows": spec.rows},
+        # Rows are never set aside: they were paid for, and `generate` itself tells runs apart.
+        owns=lambda _: (),
+        work=_generate,
+    ),
+    Stage(
+        name="extract",
+        tables=("extract",),
+        inputs=lambda spec: {"rows": spec.rows, **_target(spec)},
+        outputs=lambda spec: {"states": spec.states / "manifest.json"},
+        owns=lambda spec: (spec.states,),
+        work=_extract,
+    ),
+    Stage(
+        name="data",
+        tables=("data",),
+        inputs=lambda spec: {"states": spec.states / "manifest.json"},
+        outputs=lambda spec: {
+            "training data": spec.training_data / "manifest.json",
+            "held-out keys": spec.held_out,
+        },
+        owns=lambda spec: (spec.training_data,),
+        work=_data,
+    ),
+    Stage(
+        name="train",
+        tables=("train",),
+        inputs=lambda spec: {"training data": spec.training_data / "manifest.json"},
+        outputs=_weights,
+        owns=lambda spec: (spec.drafter,),
+        work=_train,
+    ),
+    Stage(
+        name="export",
+        tables=("deploy",),
+        inputs=_weights,
+        outputs=lambda spec: {
+            "weights": spec.exported / "model.safetensors",
+            "config": spec.exported / "config.json",
+        },
+        owns=lambda spec: (spec.exported,),
+        work=_export,
+    ),
+    Stage(
+        name="evaluate",
+        tables=("evaluate",),
+        inputs=lambda spec: {
+            "weights": spec.exported / "model.safetensors",
+            "states": spec.states / "manifest.json",
+            "held-out keys": spec.held_out,
+        },
+        outputs=lambda spec: {"evaluation": spec.evaluation},
+        owns=lambda _: (),
+        work=_evaluate,
+    ),
+)
