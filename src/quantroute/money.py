@@ -35,6 +35,7 @@ __all__ = [
     "format_usd",
     "parse_price",
     "parse_reported_usd",
+    "price_text",
     "to_pusd",
     "to_usd",
     "usd_per_million",
@@ -178,3 +179,8 @@ def format_usd(amount_pusd: int, *, places: int = 4) -> str:
     """Money for people, rounded half-even for display only: `$86.0213`."""
     usd = to_usd(amount_pusd).quantize(Decimal(1).scaleb(-places), rounding=ROUND_HALF_EVEN)
     return f"-${-usd:f}" if usd < 0 else f"${usd:f}"
+
+
+def price_text(usd_per_token: Decimal | None) -> str:
+    """A price per million tokens for people, all its digits; "?" where nobody says."""
+    return "?" if usd_per_token is None else f"{usd_per_million(usd_per_token):f}"

@@ -21,7 +21,7 @@ from quantroute import (
     Sampling,
     Service,
 )
-from quantroute.ledger import Balance, StatementLine
+from quantroute.ledger import Balance, Statement
 from quantroute.policy import BoundPolicy
 
 
@@ -44,7 +44,7 @@ async def use() -> None:
         completion = await client.complete(request)
         assert_type(completion, Answered | RowRefused | GaveUp)
         assert_type(ledger.balance(Account("run")), Balance)
-        assert_type(await ledger.statement(), tuple[StatementLine, ...])
+        assert_type(await ledger.statement(), Statement)
     async with Client(cap_usd=NO_CAP) as unlimited, ProviderRegistry() as registry:
         assert_type(unlimited.registry, ProviderRegistry)
         assert_type((await registry.endpoints("m/x")).endpoints, tuple[Endpoint, ...])

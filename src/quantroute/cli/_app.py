@@ -24,6 +24,7 @@ from quantroute.cli import (
     _loop,
     _pipeline,
     _plan,
+    _report,
     _serve,
     _simulate,
     _status,
@@ -75,6 +76,7 @@ app.command("generate")(_generate.generate)
 app.command("status")(_status.status)
 app.command("reconcile")(_status.reconcile)
 app.command("export")(_export.export)
+app.command("report")(_report.report)
 app.command("serve")(_serve.serve)
 app.command("extract")(_extract.extract)
 app.command("convert")(_convert.convert)

@@ -10,13 +10,13 @@ from quantroute.cli._exit import ExitCode
 from quantroute.cli._job import RECORDS_WITHIN_S, Outcome
 from quantroute.cli._log import EVENTS
 from quantroute.cli._output import print_quality, rows_lines, say, show
-from quantroute.cli._plan import opened_client, show_plan
+from quantroute.cli._plan import as_run_settings, opened_client, show_plan
 from quantroute.cli._progress import Reporter, prices_of
 from quantroute.cli._rundir import RunFolder
 from quantroute.cli._service import Target
 from quantroute.cli._summary import exit_code, late_line, outcome_data, print_books
 from quantroute.cli._wording import as_options
-from quantroute.client import Client
+from quantroute.client import AttemptObserver, Client
 from quantroute.generation import (
     DatasetRun,
     DatasetsReport,
@@ -28,7 +28,7 @@ from quantroute.generation import (
 )
 from quantroute.money import format_usd
 from quantroute.registry import ProviderRegistry
-from quantroute.report import balance_line, ledger_table
+from quantroute.report import RunFacts, WantedDataset, balance_line, ledger_table, write_facts
 
 __all__ = [
     "DatasetsJob",
@@ -50,6 +50,8 @@ class DatasetsJob:
     retry_refused: bool
     as_json: bool
     log_json: Path | None = None
+    metrics_port: int | None = None
+    observer: AttemptObserver | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +83,7 @@ async def perform_datasets(job: DatasetsJob, target: Target) -> DatasetsOutcome:
                 folder=job.folder,
                 service=target.service,
                 key=target.key,
+                observer=job.observer,
             ) as client:
                 if job.folder.ledger_url is not None:
                     plan = await plan_run(client, job.spec)  # with what all workers have spent
@@ -100,15 +103,23 @@ async def _run(job: DatasetsJob, plan: Plan, target: Target, client: Client) -> 
         retry_refused=job.retry_refused,
         shard=job.folder.shard,
     )
+    bound = await client.verdicts(job.spec.model, sampling=job.spec.datasets[0].sampling)
+    write_facts(
+        job.folder.facts,
+        RunFacts.of(bound, datasets=map(WantedDataset.of, plan.datasets), wording=as_run_settings),
+    )
     listed = (item.endpoint for item in plan.endpoints)
-    reporter = Reporter(client, prices=prices_of(listed), is_silent=job.as_json)
+    reporter = Reporter(
+        client, prices=prices_of(listed), is_silent=job.as_json, run=job.spec.config().name
+    )
     with reporter, run.install_signal_handlers(on_stopping=reporter.note_stopping):
-        report = await run.execute(reporter.on_progress)
+        async with reporter.telling(job.metrics_port):
+            report = await run.execute(reporter.on_progress)
     reconciled = await client.reconcile(patience_s=RECORDS_WITHIN_S)
     balance = ledger.balance()
     books = Outcome(
         report=report.run,
-        bound=await client.verdicts(job.spec.model, sampling=job.spec.datasets[0].sampling),
+        bound=bound,
         statement=await ledger.statement(),
         balance=balance,
         spent_now_pusd=balance.posted_pusd - before_pusd,

@@ -41,6 +41,7 @@ from quantroute.generation import (
 )
 from quantroute.money import cap_pusd
 from quantroute.routing import RoutingMode
+from quantroute.telemetry import OpenTelemetryObserver
 
 Opening = Callable[[], AbstractAsyncContextManager[Target]]
 
@@ -56,6 +57,8 @@ _BESIDE_A_RUN_FILE: Final = frozenset(
         "ca_file",
         "as_json",
         "log_json",
+        "metrics_port",
+        "otel",
         "shard",
         "ledger",
         "allow_volatile_ledger",
@@ -176,6 +179,8 @@ def generate(
     ca_file: options.CaFile = None,
     as_json: options.Json = False,
     log_json: options.LogJson = None,
+    metrics_port: options.MetricsPort = None,
+    otel: options.Otel = False,
 ) -> None:
     """Generate answers to PROMPTS from eligible endpoints, within a hard cap.
 
@@ -202,6 +207,7 @@ def generate(
         ledger = _rehearsal_ledger(ledger)
     if scenario is not None and not simulate:
         raise ConfigurationError("--scenario is for --simulate; give both, or neither")
+    observer = OpenTelemetryObserver() if otel else None
     classes = frozenset(options.row_class(name, option="--redo") for name in redo or ())
     opening = partial(
         opened_target,
@@ -227,6 +233,8 @@ def generate(
                 retry_refused=retry_refused,
                 as_json=as_json,
                 log_json=log_json,
+                metrics_port=metrics_port,
+                observer=observer,
             ),
             opening,
         )
@@ -278,6 +286,8 @@ def generate(
         overrun=overrun,
         as_json=as_json,
         log_json=log_json,
+        metrics_port=metrics_port,
+        observer=observer,
     )
 
     async def main() -> Outcome:

@@ -15,7 +15,7 @@ from quantroute.cli._progress import Reporter, prices_of
 from quantroute.cli._rundir import RunFolder
 from quantroute.cli._service import Target
 from quantroute.cli._wording import as_options
-from quantroute.client import Client, Reconciliation
+from quantroute.client import AttemptObserver, Client, Reconciliation
 from quantroute.errors import DatasetError, NoEligibleEndpoint
 from quantroute.generation import (
     Deadline,
@@ -34,7 +34,7 @@ from quantroute.ledger import Balance, StatementLine
 from quantroute.money import format_usd
 from quantroute.policy import BoundPolicy, ExclusionPolicy
 from quantroute.registry import ProviderRegistry
-from quantroute.report import verdict_table
+from quantroute.report import RunFacts, verdict_table, write_facts
 from quantroute.routing import LimitSettings, RoutingMode
 
 __all__ = [
@@ -68,6 +68,8 @@ class Job:
     overrun: Overrun | None
     as_json: bool
     log_json: Path | None = None
+    metrics_port: int | None = None
+    observer: AttemptObserver | None = None
 
     @property
     def hard_cap(self) -> str | None:
@@ -139,6 +141,7 @@ async def perform(job: Job, target: Target) -> Outcome:
         events = job.log_json or job.folder.events
         reserve = _statistical_reserve(job, bound)
         with EVENTS.written_to(events, key=target.key):
+            write_facts(job.folder.facts, RunFacts.of(bound, wording=as_options))
             return await _open_and_run(job, target, registry, bound, reserve)
 
 
@@ -160,6 +163,7 @@ async def _open_and_run(
             registry=registry,
             **worker_settings(job.folder.shard, job.max_in_flight),
             routing=job.routing,
+            observer=job.observer,
         ) as client,
     ):
         return await _run(job, target, client, bound, reserve)
@@ -247,10 +251,12 @@ async def _run(
         rows_total=job.total_rows,
         prices=prices_of(bound.eligible),
         is_silent=job.as_json,
+        run=job.config.name,
     )
     # A word at once: silence would provoke a second Ctrl+C.
     with reporter, run.install_signal_handlers(on_stopping=reporter.note_stopping):
-        report = await run.execute(reporter.on_progress)
+        async with reporter.telling(job.metrics_port):
+            report = await run.execute(reporter.on_progress)
     reconciled = await client.reconcile(patience_s=RECORDS_WITHIN_S)
     balance = ledger.balance()
     return Outcome(

@@ -132,6 +132,24 @@ LogJson = Annotated[
         "out.",
     ),
 ]
+MetricsPort = Annotated[
+    int | None,
+    typer.Option(
+        "--metrics-port",
+        min=0,
+        max=65_535,
+        help="Serve Prometheus metrics on 127.0.0.1 at this port during the run; 0 takes a free "
+        "one.",
+    ),
+]
+Otel = Annotated[
+    bool,
+    typer.Option(
+        "--otel",
+        help="Tell OpenTelemetry of every attempt, as this process is set up for it; needs the "
+        "extra `otel`.",
+    ),
+]
 
 
 def build_policy(

@@ -37,7 +37,7 @@ from quantroute.money import to_usd, usd_per_million
 from quantroute.registry import ProviderRegistry
 from quantroute.report import plan_lines, plan_tables
 
-__all__ = ["opened_client", "plan", "read_spec", "show_plan"]
+__all__ = ["as_run_settings", "opened_client", "plan", "read_spec", "show_plan"]
 
 #: Advice in the words of arguments, `only=('Novita',)`, as it stands in a run's file.
 _ARGUMENT: Final = re.compile(r"\b(\w+)=\('([^']*)',?\)")
@@ -197,7 +197,7 @@ def _print(made: Plan, bought: RunReport | None, run: RunSpec) -> None:
 
 def show_plan(made: Plan) -> None:
     """Tables, then what to know before spending, wrapped to the terminal."""
-    show(plan_tables(made, wording=_as_settings))
+    show(plan_tables(made, wording=as_run_settings))
     for line in plan_lines(made):
         show(Text(line))
 
@@ -218,7 +218,8 @@ def deadline_line(made: Plan, run: RunSpec) -> str | None:
     )
 
 
-def _as_settings(text: str) -> str:
+def as_run_settings(text: str) -> str:
+    """A reason in the words of a run file."""
     return _ARGUMENT.sub(r'\1 = ["\2"]', text)
 
 

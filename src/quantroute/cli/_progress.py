@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
 from decimal import Decimal
 from types import TracebackType
 from typing import Final, Self
@@ -12,10 +13,12 @@ from typing import Final, Self
 from rich.console import Console
 from rich.live import Live
 
+from quantroute._loopback import LOOPBACK
 from quantroute.client import Client
 from quantroute.domain import Endpoint
 from quantroute.generation import DatasetsProgress, Progress
 from quantroute.report import LiveMeter, LiveView
+from quantroute.telemetry import METRICS_PATH, RunFigures, served_metrics
 
 __all__ = ["Reporter", "prices_of"]
 
@@ -44,9 +47,11 @@ class Reporter:
         prices: Mapping[str, Decimal | None],
         is_silent: bool,
         rows_total: int | None = None,
+        run: str = "",
     ) -> None:
         self._client = client
         self._is_silent = is_silent
+        self._run = run
         self._console = Console(stderr=True, markup=False, highlight=False)
         self._meter = LiveMeter(began_s=time.monotonic(), rows_total=rows_total, prices=prices)
         self._last: Progress | DatasetsProgress | None = None
@@ -81,6 +86,26 @@ class Reporter:
     def on_progress(self, progress: Progress | DatasetsProgress) -> None:
         """Called after every answer."""
         self._last = progress
+
+    @asynccontextmanager
+    async def telling(self, port: int | None) -> AsyncIterator[None]:
+        """Within the block, serve the figures for Prometheus, if a port is given."""
+        if port is None:
+            yield
+            return
+        async with served_metrics(self._figures, port=port) as taken:
+            if not self._is_silent:
+                self._say(f"metrics at http://{LOOPBACK}:{taken}{METRICS_PATH}")
+            yield
+
+    def _figures(self) -> RunFigures:
+        return RunFigures(
+            run=self._run,
+            progress=self._last,
+            balance=self._client.ledger.balance(),
+            reports=self._client.endpoint_reports(),
+            errors=self._client.error_counts(),
+        )
 
     def note_stopping(self) -> None:
         """Say at once that the first Ctrl+C was heard, and what a second one does."""

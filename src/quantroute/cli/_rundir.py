@@ -22,6 +22,7 @@ from quantroute.ledger import (
     summed,
 )
 from quantroute.money import NO_CAP
+from quantroute.report import FACTS_FILE
 
 __all__ = ["OpenedShards", "RunFolder"]
 
@@ -79,6 +80,11 @@ class RunFolder:
         if self.shard is None or self.ledger_url is not None:
             return self.store.with_name("events.jsonl")
         return self.path / f"events-{self.shard.folder}.jsonl"
+
+    @property
+    def facts(self) -> Path:
+        """The file with the verdicts and targets of the last start."""
+        return self.path / FACTS_FILE
 
     def stores(self) -> tuple[Path, ...]:
         """Every file that holds rows of this run.

@@ -7,6 +7,7 @@ from quantroute.client._delegated import DELEGATED
 from quantroute.client._descriptors import ensure_descriptors
 from quantroute.client._keycheck import KeyStatus, check_key
 from quantroute.client._local import LocalEndpoint
+from quantroute.client._observe import AttemptObserver, SettledAttempt
 from quantroute.client._outcome import (
     Answer,
     Answered,
@@ -28,6 +29,7 @@ __all__ = [
     "Answer",
     "AnswerSink",
     "Answered",
+    "AttemptObserver",
     "Attendance",
     "ChatRequest",
     "Client",
@@ -41,6 +43,7 @@ __all__ = [
     "Reconciliation",
     "RetryPolicy",
     "RowRefused",
+    "SettledAttempt",
     "SettlingSettings",
     "Timeouts",
     "check_key",

@@ -20,6 +20,7 @@ from quantroute.client._descriptors import ensure_descriptors
 from quantroute.client._dispatch import Dispatcher
 from quantroute.client._engine import Engine
 from quantroute.client._local import LocalEndpoint, LocalRoute
+from quantroute.client._observe import AttemptObserver
 from quantroute.client._outcome import (
     Answer,
     Answered,
@@ -94,6 +95,8 @@ class Client:
         local: servers of your own that take part as further endpoints; see `LocalEndpoint`.
         routing: "pinned" (we choose the endpoint of each request) or "delegated" (the service
             balances among all that the policy allows); see docs/design/0008-routing.md.
+        observer: told of each attempt once it is settled; for telemetry, see
+            `quantroute.report.telemetry`.
         timeouts, retry, limits, breakers, settling: see their classes.
         clock, rng: seams for tests.
     """
@@ -117,6 +120,7 @@ class Client:
         limits: LimitSettings | None = None,
         breakers: BreakerSettings | None = None,
         settling: SettlingSettings | None = None,
+        observer: AttemptObserver | None = None,
         clock: Clock | None = None,
         rng: random.Random | None = None,
     ) -> None:
@@ -142,6 +146,7 @@ class Client:
         self._limits = limits or LimitSettings()
         self._breakers = breakers or BreakerSettings()
         self._settling = settling or SettlingSettings()
+        self._observer = observer
         self._clock: Clock = clock or SystemClock()
         self._rng = rng or random.Random()
         self._state = _State.UNOPENED
@@ -247,6 +252,7 @@ class Client:
             rng=self._rng,
             note_baseline=self._reconciler.note_baseline,
             locals={route.key: route for route in self._local_routes},
+            observer=self._observer,
         )
         self._loop = asyncio.get_running_loop()
         self._state = _State.OPEN

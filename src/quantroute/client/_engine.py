@@ -14,6 +14,7 @@ from quantroute._log import get_logger
 from quantroute.client._catalogue import Catalogue
 from quantroute.client._dispatch import Dispatcher
 from quantroute.client._local import LocalRoute
+from quantroute.client._observe import AttemptObserver, SettledAttempt
 from quantroute.client._outcome import RowRefused
 from quantroute.client._retry import RetryPolicy
 from quantroute.client._transport import Transport
@@ -56,6 +57,7 @@ class Engine:
     has_baseline: bool = False
     locals: Mapping[EndpointKey, LocalRoute] = field(default_factory=dict)
     note_baseline: Callable[[], Awaitable[None]]
+    observer: AttemptObserver | None = None
     _baseline_turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     _last_refusal: tuple[int, str] | None = None
     _refusals_in_a_row: int = 0
@@ -128,6 +130,16 @@ class Engine:
             raise RefusedAlike(
                 refusal=refused.problem, status=refused.status, rows=self._refusals_in_a_row
             )
+
+    def observe(self, attempt: SettledAttempt) -> None:
+        """Tell the observer. One that fails is not asked again: a run does not end for it."""
+        if self.observer is None:
+            return
+        try:
+            self.observer(attempt)
+        except Exception as error:  # noqa: BLE001 - it is somebody else's code, and only looks on
+            self.observer = None
+            log.error("observer failed", problem=repr(error))
 
     def note_success(self, endpoint: EndpointKey) -> None:
         """An endpoint answered while some were paused; it may be one of them."""

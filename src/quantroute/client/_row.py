@@ -24,6 +24,7 @@ from quantroute.client._classify import Classified, Kind, classify
 from quantroute.client._delegated import Served, served_of
 from quantroute.client._engine import Engine
 from quantroute.client._local import LocalRoute
+from quantroute.client._observe import attempt_of
 from quantroute.client._outcome import (
     Answer,
     Answered,
@@ -152,8 +153,11 @@ class RowRun:
         if outcome.kind is Kind.ANSWER:
             answer = self._answer(lease.candidate, exchange, settlement, served, offers)
             self._learn(lease.candidate, answer)
-            return await self._settle_answer(answer, entry_id, settlement)
+            answered = await self._settle_answer(answer, entry_id, settlement)
+            self._tell(lease, outcome, settlement, answer=answer)
+            return answered
         await self._apply(entry_id, settlement, generation_id=exchange.reply.generation_id)
+        self._tell(lease, outcome, settlement)
         self._count_error(
             settlement, lease.candidate, is_limit=outcome.feedback is not Feedback.FAULT
         )
@@ -257,6 +261,7 @@ class RowRun:
         if local is not None and error.maybe_billed:  # nobody will ever know better
             settlement = local.spec.bound(lease.candidate.worst_pusd)
         await self._apply(entry_id, settlement)
+        self._tell(lease, outcome, settlement)
         self._count_error(settlement, lease.candidate)
         return outcome
 
@@ -425,6 +430,29 @@ class RowRun:
             first_byte_s=exchange.first_byte_s,
             total_s=exchange.total_s,
         )
+
+    def _tell(
+        self,
+        lease: Lease,
+        outcome: Classified,
+        settlement: Settlement,
+        *,
+        answer: Answer | None = None,
+    ) -> None:
+        engine = self.engine
+        if engine.observer is not None:
+            engine.observe(
+                attempt_of(
+                    self.request,
+                    lease.candidate,
+                    outcome,
+                    settlement,
+                    answer=answer,
+                    attempt=self._attempts,
+                    ended_at_s=engine.clock.time_s(),
+                    elapsed_s=engine.clock.now_s() - lease.sent_at_s,
+                )
+            )
 
     # -- between attempts -------------------------------------------------------------------------
 

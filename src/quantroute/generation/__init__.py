@@ -19,6 +19,7 @@ from quantroute.generation._deadline import Deadline, Pace, deadline_s
 from quantroute.generation._expect import Expectation
 from quantroute.generation._export import ExportReport, export_rows
 from quantroute.generation._feed import Feed, FeedProgress, Purse, Target
+from quantroute.generation._look import Onlooker, RunLook, Speeds, merged_looks
 from quantroute.generation._measure import (
     Accepted,
     Standing,
@@ -69,6 +70,7 @@ __all__ = [
     "FeedProgress",
     "Judgement",
     "Mode",
+    "Onlooker",
     "Pace",
     "Plan",
     "PlannedEndpoint",
@@ -82,8 +84,10 @@ __all__ = [
     "RowStore",
     "Run",
     "RunConfig",
+    "RunLook",
     "RunReport",
     "RunSpec",
+    "Speeds",
     "Standing",
     "StatisticalReserve",
     "Shard",
@@ -102,6 +106,7 @@ __all__ = [
     "load_run_spec",
     "loop_score",
     "make_plan",
+    "merged_looks",
     "plan_run",
     "merged_qualities",
     "policy_class",

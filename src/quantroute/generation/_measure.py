@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -13,19 +13,23 @@ from quantroute.generation._expect import NO_ANSWERS, Sample
 from quantroute.generation._quality import RowClass
 from quantroute.generation._rows import RowStore
 from quantroute.generation._shard import Shard
-from quantroute.ledger import Ledger
+from quantroute.ledger import Ledger, StatementLine
 from quantroute.storage import SqliteStore
 
 __all__ = [
     "NOTHING_ACCEPTED",
     "Accepted",
     "Standing",
+    "accepted_of",
     "merged_qualities",
+    "qualities_of",
     "read_accepted",
     "read_qualities",
     "read_standings",
 ]
 
+# CROSS JOIN keeps the order: turns are read as they lie, and rows are looked up. The other way
+# round jumps to and fro in a file of half a gigabyte: 5.5 s instead of 1.8 s for 206,000 answers.
 # Of a turn that was redone the last answer counts as accepted, but each one was paid for.
 _STANDINGS: Final = """
     SELECT r.dataset,
@@ -36,13 +40,13 @@ _STANDINGS: Final = """
         sum(t.row_class = 'truncated'), sum(t.row_class = 'good'),
         sum(CASE WHEN t.total_s IS NOT NULL THEN t.output_tokens END),
         sum(t.total_s)
-    FROM generation_rows r JOIN generation_turns t USING (row_id)
+    FROM generation_turns t CROSS JOIN generation_rows r ON r.row_id = t.row_id
     WHERE r.run_id = ? AND t.output_tokens IS NOT NULL
     GROUP BY r.dataset
 """
 _ACCEPTED: Final = """
     SELECT r.dataset, count(DISTINCT r.row_id), coalesce(sum(t.output_tokens), 0)
-    FROM generation_rows r JOIN generation_turns t USING (row_id)
+    FROM generation_turns t CROSS JOIN generation_rows r ON r.row_id = t.row_id
     WHERE r.run_id = ? AND r.state = 'finished' AND r.row_class = 'good' AND t.revision =
         (SELECT max(revision) FROM generation_turns WHERE row_id = t.row_id AND turn = t.turn)
     GROUP BY r.dataset
@@ -59,7 +63,7 @@ _ENDED: Final = """
 _QUALITIES: Final = """
     SELECT t.endpoint, t.row_class, count(*), coalesce(sum(t.output_tokens), 0),
         coalesce(sum(t.cost_pusd), 0)
-    FROM generation_rows r JOIN generation_turns t USING (row_id)
+    FROM generation_turns t CROSS JOIN generation_rows r ON r.row_id = t.row_id
     WHERE r.run_id = ? AND NOT (t.row_class = 'truncated' AND t.revision <
         (SELECT max(revision) FROM generation_turns WHERE row_id = t.row_id AND turn = t.turn))
     GROUP BY t.endpoint, t.row_class
@@ -123,10 +127,7 @@ def _read(connection: sqlite3.Connection, run: str) -> dict[str, Standing]:
         dataset: _sample(*(value or 0 for value in sums))
         for dataset, *sums in connection.execute(_STANDINGS, found)
     }
-    accepted = {
-        dataset: Accepted(rows=rows, output_tokens=tokens)
-        for dataset, rows, tokens in connection.execute(_ACCEPTED, found)
-    }
+    accepted = accepted_of(connection, found[0])
     ended = dict(connection.execute(_ENDED, found).fetchall())
     return {
         dataset: Standing(
@@ -135,6 +136,14 @@ def _read(connection: sqlite3.Connection, run: str) -> dict[str, Standing]:
             sample=samples.get(dataset, NO_ANSWERS),
         )
         for dataset in samples.keys() | ended.keys()
+    }
+
+
+def accepted_of(connection: sqlite3.Connection, run_id: int) -> dict[str, Accepted]:
+    """What is accepted of each dataset of a run; datasets without anything are absent."""
+    return {
+        dataset: Accepted(rows=rows, output_tokens=tokens)
+        for dataset, rows, tokens in connection.execute(_ACCEPTED, (run_id,))
     }
 
 
@@ -166,7 +175,17 @@ def _sample(
 
 async def read_qualities(ledger: Ledger, *, run: str, run_id: int) -> tuple[EndpointQuality, ...]:
     """Answers by class, and all money that was paid, per endpoint of one run, all starts."""
-    rows = await ledger.store.aread(lambda c: c.execute(_QUALITIES, (run_id,)).fetchall())
+    statement = await ledger.statement()
+    return await ledger.store.aread(
+        lambda c: qualities_of(c, run=run, run_id=run_id, statement=statement)
+    )
+
+
+def qualities_of(
+    connection: sqlite3.Connection, *, run: str, run_id: int, statement: Iterable[StatementLine]
+) -> tuple[EndpointQuality, ...]:
+    """The same over an open connection and the ledger's statement."""
+    rows = connection.execute(_QUALITIES, (run_id,))
     classes: defaultdict[str, dict[RowClass, int]] = defaultdict(dict)
     tokens, accepted, answered = Counter[str](), Counter[str](), Counter[str]()
     for endpoint, name, count, output_tokens, cost_pusd in rows:
@@ -177,7 +196,7 @@ async def read_qualities(ledger: Ledger, *, run: str, run_id: int) -> tuple[Endp
         if row_class is RowClass.GOOD:
             accepted[endpoint] += output_tokens
     spent = Counter[str]()
-    for line in await ledger.statement():
+    for line in statement:
         if line.account == run or line.account.startswith(f"{run}/"):
             spent[line.endpoint] += line.posted_pusd
     return with_spending(

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from decimal import Decimal
 
+from quantroute._html import notebook_table
 from quantroute.domain import Endpoint, EndpointKey
 from quantroute.generation._allocation import Allocation
 from quantroute.generation._census import Census
 from quantroute.generation._expect import Expectation
 from quantroute.generation._measure import NOTHING_ACCEPTED, Accepted
 from quantroute.generation._spec import DatasetSpec
+from quantroute.money import format_usd
 from quantroute.policy import BoundPolicy
 
 __all__ = ["DatasetPlan", "Demand", "Plan", "PlannedEndpoint"]
@@ -181,3 +183,38 @@ class Plan:
     def fits(self) -> bool:
         """Whether the caps cover all planned rows at the cheapest endpoints."""
         return all(item.is_afforded for item in self.datasets)
+
+    def _repr_html_(self) -> str:
+        """A table for notebooks: what each dataset wants, costs and gets; every text escaped."""
+        return notebook_table(
+            ("dataset", "rows", "target tokens", "cost", "affords", "cap", "reached"),
+            map(_cells, self.datasets),
+            caption=f"{self.model}: a cap of {format_usd(self.cap_pusd, places=2)} "
+            + ("suffices" if self.fits else "does not suffice"),
+            numeric=range(1, 7),
+            footer=(
+                "total",
+                f"{sum(item.planned_rows for item in self.datasets):,}",
+                f"{self.target_tokens:,}",
+                _cost(self.cost_low_pusd - self.spent_pusd, self.cost_high_pusd - self.spent_pusd),
+                f"{self.affordable_tokens:,}",
+                format_usd(sum(item.cap_pusd for item in self.datasets), places=2),
+                "",
+            ),
+        )
+
+
+def _cells(item: DatasetPlan) -> tuple[str, ...]:
+    return (
+        item.name,
+        f"{item.planned_rows:,}",
+        f"{item.target_tokens:,}",
+        _cost(item.cost_low_pusd, item.cost_high_pusd),
+        f"{item.affordable_tokens:,}",
+        format_usd(item.cap_pusd, places=2),
+        f"{item.reached:.0%}",
+    )
+
+
+def _cost(low_pusd: int, high_pusd: int) -> str:
+    return f"{format_usd(low_pusd, places=2)} to {format_usd(high_pusd, places=2)}"

@@ -37,7 +37,16 @@ from quantroute.generation._schema import (
 from quantroute.ledger import EntryId, posted_amounts_pusd
 from quantroute.storage import SqliteStore, Work
 
-__all__ = ["Reading", "RowCounts", "RowId", "RowStore", "Standing", "StoredRun"]
+__all__ = [
+    "Reading",
+    "RowCounts",
+    "RowId",
+    "RowStore",
+    "Standing",
+    "StoredRun",
+    "counts_of",
+    "runs_of",
+]
 
 _BATCH_ROWS: Final = 64
 # A look-up instead of a call, for a million rows.
@@ -138,7 +147,7 @@ class RowStore:
 
     async def runs(self) -> tuple[StoredRun, ...]:
         """All runs, oldest first."""
-        return await self._store.aread(_read_runs)
+        return await self._store.aread(runs_of)
 
     async def standings(self, run_id: int, keys: Sequence[RowKey]) -> dict[RowKey, Standing]:
         """How far those of the rows are that are stored; some hundred keys at most."""
@@ -169,7 +178,7 @@ class RowStore:
 
     async def counts(self, run_id: int) -> tuple[RowCounts, ...]:
         """Rows per dataset, state and class."""
-        return await self._store.aread(lambda c: _read_counts(c, run_id))
+        return await self._store.aread(lambda c: counts_of(c, run_id))
 
     async def lengths(self, run_id: int, *, most: int) -> dict[str, list[int]]:
         """Output tokens of each dataset's last answers, at most `most`, oldest first."""
@@ -268,7 +277,7 @@ class RowStore:
 def _open_run(
     connection: sqlite3.Connection, config: RunConfig, *, at_s: float, redo: Set[RowClass]
 ) -> StoredRun:
-    stored = next((run for run in _read_runs(connection) if run.name == config.name), None)
+    stored = next((run for run in runs_of(connection) if run.name == config.name), None)
     if stored is None:
         cursor = connection.execute(
             "INSERT INTO generation_runs (name, created_at_s) VALUES (?, ?)", (config.name, at_s)
@@ -296,10 +305,11 @@ def _set_config(
         "INSERT INTO generation_configs (run_id, config_hash, config, since_s) VALUES (?, ?, ?, ?)",
         (run_id, config.config_hash(), config.to_json(), at_s),
     )
-    return next(run for run in _read_runs(connection) if run.run_id == run_id)
+    return next(run for run in runs_of(connection) if run.run_id == run_id)
 
 
-def _read_runs(connection: sqlite3.Connection) -> tuple[StoredRun, ...]:
+def runs_of(connection: sqlite3.Connection) -> tuple[StoredRun, ...]:
+    """All runs, oldest first."""
     rows = connection.execute(
         """
         SELECT run_id, name, created_at_s, config_hash, config
@@ -358,7 +368,8 @@ def _read_reading(
     return None if found is None else Reading(*found)
 
 
-def _read_counts(connection: sqlite3.Connection, run_id: int) -> tuple[RowCounts, ...]:
+def counts_of(connection: sqlite3.Connection, run_id: int) -> tuple[RowCounts, ...]:
+    """Rows per dataset, state and class."""
     rows = connection.execute(
         "SELECT dataset, state, row_class, count(*) FROM generation_rows WHERE run_id = ? "
         "GROUP BY dataset, state, row_class ORDER BY dataset, state, row_class",

@@ -16,11 +16,14 @@ from quantroute.ledger._shared import SharedLedger
 from quantroute.ledger._state import OpenEntry
 from quantroute.ledger._statement import (
     Balance,
+    Statement,
     StatementLine,
     combined,
     posted_amounts_pusd,
+    read_statement,
     summed,
 )
+from quantroute.ledger._timeline import Moment, Timeline, journal_reader
 
 __all__ = [
     "ROOT",
@@ -32,12 +35,17 @@ __all__ = [
     "EntryId",
     "EntryStatus",
     "Ledger",
+    "Moment",
     "OpenEntry",
     "SharedLedger",
+    "Statement",
     "StatementLine",
+    "Timeline",
     "check_account",
     "combined",
+    "journal_reader",
     "lineage",
     "posted_amounts_pusd",
+    "read_statement",
     "summed",
 ]

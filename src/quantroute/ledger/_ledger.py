@@ -45,7 +45,7 @@ from quantroute.ledger._records import (
     check_account,
 )
 from quantroute.ledger._state import AccountState, LedgerState, OpenEntry, reserved_by
-from quantroute.ledger._statement import Balance, StatementLine, balance_of, read_statement
+from quantroute.ledger._statement import Balance, Statement, balance_of, read_statement
 from quantroute.ledger._waiting import Refusal, WaitingLines
 from quantroute.money import Cap, cap_pusd
 from quantroute.storage import MEMORY, FileLock, SqliteStore, Work, is_locked
@@ -393,7 +393,7 @@ class BudgetLedger:
             known = self._balances[account] = state, balance_of(account, state)
         return known[1]
 
-    async def statement(self) -> tuple[StatementLine, ...]:
+    async def statement(self) -> Statement:
         """Tokens and money per account and endpoint, from the journal."""
         return await self.store.aread(read_statement)
 

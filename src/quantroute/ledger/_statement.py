@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import sqlite3
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
+from decimal import Decimal
 from typing import Final
 
+from quantroute._html import notebook_table
 from quantroute.domain import TokenUsage
 from quantroute.ledger._records import Account, Basis, EntryId
 from quantroute.ledger._state import OVERRUN, AccountState
-from quantroute.money import NO_CAP, Cap
+from quantroute.money import NO_CAP, Cap, format_usd
 
 __all__ = [
     "Balance",
+    "Statement",
     "StatementLine",
     "balance_of",
     "combined",
@@ -52,6 +55,30 @@ class Balance:
     def available_pusd(self) -> int | None:
         """What may still be reserved; None without a cap, negative if the cap was lowered."""
         return None if self.cap is NO_CAP else self.cap - self.posted_pusd - self.pending_pusd
+
+    def _repr_html_(self) -> str:
+        """A table for notebooks: money, then attempts, then tokens."""
+        cap = "no cap" if self.cap is NO_CAP else format_usd(self.cap, places=6)
+        left = "-" if self.available_pusd is None else format_usd(self.available_pusd, places=6)
+        return notebook_table(
+            ("", ""),
+            (
+                ("spent", format_usd(self.posted_pusd, places=6)),
+                ("reserved", format_usd(self.pending_pusd, places=6)),
+                ("of it unknown", format_usd(self.held_pusd, places=6)),
+                ("cap", cap),
+                ("left", left),
+                ("attempts paid, free, open", self._attempts()),
+                ("input tokens", f"{self.input_tokens:,}"),
+                ("output tokens", f"{self.output_tokens:,}"),
+                ("of them reasoning", f"{self.reasoning_tokens:,}"),
+            ),
+            caption=f"account {self.account}" if self.account else "the whole ledger",
+            numeric={1},
+        )
+
+    def _attempts(self) -> str:
+        return f"{self.posted_entries:,}, {self.voided_entries:,}, {self.open_entries:,}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +131,39 @@ def balance_of(account: Account, state: AccountState) -> Balance:
     )
 
 
-def summed(lines: Iterable[StatementLine]) -> tuple[StatementLine, ...]:
+class Statement(tuple[StatementLine, ...]):
+    """The lines of a statement; in a notebook they show as a table."""
+
+    __slots__ = ()
+
+    def _repr_html_(self) -> str:
+        """The table, with a row of sums; every text escaped."""
+        return notebook_table(
+            ("account", "endpoint", "tries", "input", "output", "reasoning", "spent", "$/M out"),
+            map(_line_cells, self),
+            numeric=range(2, 8),
+            footer=("total", "", *_figures(self)),
+        )
+
+
+def _line_cells(line: StatementLine) -> tuple[str, ...]:
+    return (line.account, line.endpoint, *_figures((line,)))
+
+
+def _figures(lines: Sequence[StatementLine]) -> tuple[str, ...]:
+    posted_pusd = sum(line.posted_pusd for line in lines)
+    output_tokens = sum(line.output_tokens for line in lines)
+    return (
+        f"{sum(line.entries for line in lines):,}",
+        f"{sum(line.input_tokens for line in lines):,}",
+        f"{output_tokens:,}",
+        f"{sum(line.reasoning_tokens for line in lines):,}",
+        format_usd(posted_pusd, places=6),
+        f"{Decimal(posted_pusd) / output_tokens / 1_000_000:.2f}" if output_tokens else "-",
+    )
+
+
+def summed(lines: Iterable[StatementLine]) -> Statement:
     """One line per account and endpoint out of the lines of several ledgers."""
     found: dict[tuple[Account, str], StatementLine] = {}
     for line in lines:
@@ -117,7 +176,7 @@ def summed(lines: Iterable[StatementLine]) -> tuple[StatementLine, ...]:
             }
             line = replace(line, **sums)
         found[line.account, line.endpoint] = line
-    return tuple(found[key] for key in sorted(found))
+    return Statement(found[key] for key in sorted(found))
 
 
 _SUMS: Final = ", ".join(
@@ -144,7 +203,7 @@ _SUMS: Final = ", ".join(
 """The sums of a line in the order of its fields, from `voided` on; every name here is our own."""
 
 
-def read_statement(connection: sqlite3.Connection) -> tuple[StatementLine, ...]:
+def read_statement(connection: sqlite3.Connection) -> Statement:
     """One line per account and endpoint, summed over the journal."""
     rows = connection.execute(
         f"SELECT account, endpoint, count(*), {_SUMS} FROM journal "  # noqa: S608 - our own names
@@ -152,7 +211,7 @@ def read_statement(connection: sqlite3.Connection) -> tuple[StatementLine, ...]:
         "GROUP BY account, endpoint ORDER BY account, endpoint"
     )
     names = [item.name for item in fields(StatementLine)]
-    return tuple(StatementLine(**dict(zip(names, row, strict=True))) for row in rows)
+    return Statement(StatementLine(**dict(zip(names, row, strict=True))) for row in rows)
 
 
 def posted_amounts_pusd(

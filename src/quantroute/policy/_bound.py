@@ -6,12 +6,12 @@ from collections.abc import Container
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
-from html import escape
 from typing import TYPE_CHECKING, Any
 
+from quantroute._html import notebook_table
 from quantroute.domain import Endpoint, EndpointKey
 from quantroute.errors import NoEligibleEndpoint
-from quantroute.money import usd_per_million
+from quantroute.money import price_text
 from quantroute.policy._preferences import delegated_preferences
 from quantroute.policy._twins import is_unwanted
 from quantroute.policy._verdict import Verdict
@@ -84,20 +84,18 @@ class BoundPolicy:
 
     def _repr_html_(self) -> str:
         """The same table for notebooks; self-contained, every text escaped."""
-        head = "".join(f"<th>{escape(heading)}</th>" for heading in _HEADINGS)
-        body = "".join(map(_html_row, self.ranked))
-        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        ranked = self.ranked
+        return notebook_table(
+            _HEADINGS,
+            map(_cells, ranked),
+            numeric={4, 5},
+            dimmed={place for place, verdict in enumerate(ranked) if not verdict.eligible},
+        )
 
     @property
     def ranked(self) -> list[Verdict]:
         """The verdicts as people read them: eligible ones first, each group by output price."""
         return sorted(self.verdicts, key=_by_eligibility_and_price)
-
-
-def _html_row(verdict: Verdict) -> str:
-    dimmed = "" if verdict.eligible else ' style="opacity:0.6"'
-    cells = (f'<td style="text-align:left">{escape(cell)}</td>' for cell in _cells(verdict))
-    return f"<tr{dimmed}>{''.join(cells)}</tr>"
 
 
 def _cells(verdict: Verdict) -> tuple[str, ...]:
@@ -107,8 +105,8 @@ def _cells(verdict: Verdict) -> tuple[str, ...]:
         str(endpoint.key),
         endpoint.provider_name,
         precision.quantization.value + _DECIDED_BY.get(precision.source, ""),
-        _price(endpoint.pricing.input_usd_per_token),
-        _price(endpoint.pricing.output_usd_per_token),
+        price_text(endpoint.pricing.input_usd_per_token),
+        price_text(endpoint.pricing.output_usd_per_token),
         "; ".join(reason.text for reason in verdict.reasons) or "-",
     )
 
@@ -120,7 +118,3 @@ def _by_eligibility_and_price(verdict: Verdict) -> tuple[bool, Decimal, str]:
         Decimal("Infinity") if price is None else price,
         str(verdict.endpoint.key),
     )
-
-
-def _price(usd_per_token: Decimal | None) -> str:
-    return "?" if usd_per_token is None else f"{usd_per_million(usd_per_token):f}"

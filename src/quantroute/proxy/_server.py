@@ -16,6 +16,7 @@ from typing import Any, Final, Self
 from aiohttp import web
 
 from quantroute._log import get_logger
+from quantroute._loopback import LOOPBACK_NAMES, is_loopback
 from quantroute.client import Answer, Client
 from quantroute.errors import ConfigurationError, QuantrouteError, RateLimited
 from quantroute.ledger import ROOT, Account, check_account
@@ -33,9 +34,6 @@ _BACKLOG: Final = 4_096
 _KEEP_ALIVE_S: Final = 10.0
 _RETRY_AFTER_S: Final = "5"
 _DRAIN_S: Final = 120.0
-#: Names by which a loopback address is rightly called. A web page that was led here under another
-#: name by its own name server must not spend money.
-_LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
 log = get_logger("quantroute.proxy")
 
@@ -74,7 +72,7 @@ class Proxy:
         account: Account = ROOT,
         default_max_output_tokens: int = DEFAULT_MAX_OUTPUT_TOKENS,
     ) -> None:
-        if host not in _LOOPBACK and token_variable is None:
+        if host not in LOOPBACK_NAMES and token_variable is None:
             raise ConfigurationError(
                 f"listening on {host} lets others spend your money: name an environment variable "
                 "that holds a token for them, or listen on 127.0.0.1"
@@ -276,7 +274,7 @@ class Proxy:
             given = http.headers.get("Authorization", "").removeprefix("Bearer ")
             if not token or not hmac.compare_digest(given.encode(), token.encode()):
                 raise _NotAllowed("the API key is not the token this proxy was started with")
-        elif _host_name(http.host) not in _LOOPBACK:
+        elif not is_loopback(http.host):
             raise _NotAllowed(f"this proxy answers to 127.0.0.1 and localhost, not {http.host!r}")
 
     def _account_of(self, http: web.Request) -> Account:
@@ -288,12 +286,6 @@ class Proxy:
 
 class _NotAllowed(QuantrouteError):
     """The caller may not; told as 403."""
-
-
-def _host_name(host: str) -> str:
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host.partition(":")[0]
 
 
 def _failed(error: QuantrouteError) -> web.Response:

@@ -10,8 +10,10 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
+from quantroute._html import notebook_table
 from quantroute.domain import Endpoint, Quantization
 from quantroute.errors import EndpointDataError, RegistryError
+from quantroute.money import price_text
 from quantroute.registry._pricing import parse_pricing
 from quantroute.registry._wire import WireEndpoint
 
@@ -24,6 +26,17 @@ __all__ = [
     "stamp",
 ]
 
+_HEADINGS: Final = (
+    "endpoint",
+    "provider",
+    "precision",
+    "$/M in",
+    "$/M out",
+    "context",
+    "most output",
+    "up, %",
+    "status",
+)
 _LONGEST_LABEL: Final = 60
 
 
@@ -63,6 +76,36 @@ class EndpointList:
             f"EndpointList({self.model!r}, {len(self.endpoints)} endpoints{problems}, "
             f"{stamp(self.fetched_at_s, is_stale=self.is_stale)}, {self.source})"
         )
+
+    def _repr_html_(self) -> str:
+        """A table for notebooks: every endpoint as listed, every text escaped."""
+        problems = f", {len(self.problems)} entries left out" if self.problems else ""
+        return notebook_table(
+            _HEADINGS,
+            map(_cells, self.endpoints),
+            caption=f"{self.model}: {stamp(self.fetched_at_s, is_stale=self.is_stale)}{problems}",
+            numeric={3, 4, 5, 6, 7},
+            dimmed={place for place, item in enumerate(self.endpoints) if item.is_down},
+        )
+
+
+def _cells(endpoint: Endpoint) -> tuple[str, ...]:
+    uptime = endpoint.uptime_30m_percent
+    return (
+        str(endpoint.key),
+        endpoint.provider_name,
+        endpoint.quantization.value,
+        price_text(endpoint.pricing.input_usd_per_token),
+        price_text(endpoint.pricing.output_usd_per_token),
+        _count(endpoint.context_tokens),
+        _count(endpoint.max_output_tokens),
+        "-" if uptime is None else f"{uptime:.1f}",
+        "up" if endpoint.status == 0 else str(endpoint.status),
+    )
+
+
+def _count(tokens: int | None) -> str:
+    return "-" if tokens is None else f"{tokens:,}"
 
 
 def stamp(at_s: float, *, is_stale: bool) -> str:

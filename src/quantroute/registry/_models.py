@@ -10,9 +10,10 @@ from typing import Final
 
 from pydantic import ValidationError
 
+from quantroute._html import notebook_table
 from quantroute.domain import Pricing
 from quantroute.errors import ConfigurationError, EndpointDataError
-from quantroute.money import usd_per_million
+from quantroute.money import price_text, usd_per_million
 from quantroute.registry._endpoints import describe, entries_of, stamp
 from quantroute.registry._pricing import parse_pricing
 from quantroute.registry._wire import WireArchitecture, WireModel
@@ -57,6 +58,8 @@ class ModelSummary:
 
 
 Money = Decimal | str | int | None
+#: A notebook's table of models is for looking, not for scrolling through hundreds.
+_MOST_SHOWN: Final = 50
 _PRICE_FIELDS: Final = {
     "min_input_usd_per_million": "min_price",
     "max_input_usd_per_million": "max_price",
@@ -207,6 +210,27 @@ class ModelList:
         return (
             f"ModelList({len(self.models)} models{problems}, "
             f"{stamp(self.fetched_at_s, is_stale=self.is_stale)}, {self.source})"
+        )
+
+    def _repr_html_(self) -> str:
+        """A table for notebooks, every text escaped; of a long list the beginning."""
+        shown = self.models[:_MOST_SHOWN]
+        hidden = len(self.models) - len(shown)
+        more = f", the first {len(shown)} of {len(self.models)}" if hidden else ""
+        return notebook_table(
+            ("model", "name", "$/M in", "$/M out", "context"),
+            (
+                (
+                    item.id,
+                    item.name,
+                    price_text(item.pricing.input_usd_per_token),
+                    price_text(item.pricing.output_usd_per_token),
+                    "-" if item.context_tokens is None else f"{item.context_tokens:,}",
+                )
+                for item in shown
+            ),
+            caption=f"models{more}: {stamp(self.fetched_at_s, is_stale=self.is_stale)}",
+            numeric={2, 3, 4},
         )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from pydantic import ValidationError
 
+from quantroute._html import notebook_table
 from quantroute.domain import Provider, slugify
 from quantroute.errors import EndpointDataError
 from quantroute.registry._endpoints import describe, entries_of, stamp
@@ -70,6 +71,17 @@ class ProviderDirectory:
         return (
             f"ProviderDirectory({len(self.providers)} providers, "
             f"{stamp(self.fetched_at_s, is_stale=self.is_stale)}, {self.source})"
+        )
+
+    def _repr_html_(self) -> str:
+        """A table for notebooks, every text escaped."""
+        return notebook_table(
+            ("slug", "name", "headquarters", "data centres"),
+            (
+                (item.slug, item.name, item.headquarters or "-", ", ".join(item.datacenters) or "-")
+                for item in self.providers
+            ),
+            caption=f"providers: {stamp(self.fetched_at_s, is_stale=self.is_stale)}",
         )
 
 

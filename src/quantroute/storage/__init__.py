@@ -2,6 +2,7 @@
 
 from quantroute.storage._files import atomic_file, atomic_write
 from quantroute.storage._locks import FileLock, is_locked
+from quantroute.storage._readonly import read_only
 from quantroute.storage._sqlite import MEMORY, Participant, Schema, SqliteStore, Work, insert_rows
 
 __all__ = [
@@ -15,4 +16,5 @@ __all__ = [
     "atomic_write",
     "insert_rows",
     "is_locked",
+    "read_only",
 ]
