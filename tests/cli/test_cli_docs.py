@@ -37,6 +37,7 @@ NOT_RUN = {
     "simulate": "serves until it is interrupted",
     "serve": "serves until it is interrupted",
     "extract": "needs a target's weights",
+    "convert": "needs extracted states",
     "train": "needs a trainer",
     "export-drafter": "needs a trained drafter",
     "audit": "needs a target's weights",
