@@ -37,7 +37,10 @@ from quantroute.audit import (
 SIZES = (100, 250, 500, 1_000, 2_500)
 REPLICATES = 100
 LEVEL = 0.05
-ROLLOUTS = 3
+#: Rows of a batch that are scored under every hypothesis.
+PART = [row for row in range(96) if row % 5 < 2]
+#: Rows stand in the same order everywhere, three to a prompt.
+PROMPTS_OF_PART = [row // 3 for row in PART]
 NULLS = 200
 CAUSE_TOKENS = 1_000
 CLAIM = Hypothesis(CauseKind.AS_CLAIMED)
@@ -66,11 +69,14 @@ def audit_row(prompt: list[int], tokens: np.ndarray) -> AuditRow:
     )
 
 
-def scored(served: Any, name: str, batch: int, hypothesis: Hypothesis) -> list[RowScores]:
-    """One batch of a variant's answers under one hypothesis; kept in the cache."""
+def scored(
+    served: Any, name: str, hypothesis: Hypothesis, *, batch: int = 0, is_whole: bool = False
+) -> list[RowScores]:
+    """A batch of a variant's answers, or `PART` of it, under one hypothesis; kept in the cache."""
     from _audit_rows import HIDDEN_SYSTEM, NATIVE, VARIANTS, generate
 
-    path = served.cache / f"scores-{name}-{batch}-{hypothesis.kind.name}-{hypothesis.name}.pkl"
+    what = f"{hypothesis.kind.name}-{hypothesis.name}{'-whole' if is_whole else ''}"
+    path = served.cache / f"scores-{name}-{batch}-{what}.pkl"
     if path.exists():
         return list(pickle.loads(path.read_bytes()))
     variant = next(item for item in VARIANTS if item.name == name)
@@ -80,6 +86,7 @@ def scored(served: Any, name: str, batch: int, hypothesis: Hypothesis) -> list[R
         audit_row(served.prompt_ids(int(prompt), system), tokens)
         for prompt, tokens in zip(answers.prompts, answers.tokens, strict=True)
     ]
+    rows = rows if is_whole else [rows[index] for index in PART]
     supposed = replace(
         NATIVE,
         form=hypothesis.name if hypothesis.kind is CauseKind.PRECISION else None,
@@ -127,8 +134,7 @@ def power(
         for name, p in p_values(scores, chosen).items():
             hits.setdefault(name, []).append(p < LEVEL)
         if texts and number < replicates // 4:  # the string test is the slow one
-            # Rows stand in the same order everywhere, `ROLLOUTS` to a prompt.
-            prompts = [index // ROLLOUTS for index in chosen]
+            prompts = [PROMPTS_OF_PART[index] for index in chosen]
             test = string_test(
                 [texts[index] for index in chosen],
                 [honest[index] for index in chosen],
@@ -258,13 +264,17 @@ def full(cache: Path, batches: int) -> None:
     def texts(name: str, batch: int = 0) -> list[str]:
         variant = next(item for item in VARIANTS if item.name == name)
         rows = generate(served, variant, batch=batch).tokens
-        return [served.tokenizer.decode(row[row >= 0]) for row in rows]
+        return [served.tokenizer.decode(rows[index][rows[index] >= 0]) for index in PART]
 
     honest = texts("native")
     for name in RIGHT:
-        scores = {item: scored(served, name, 0, item) for item in hypotheses}
+        scores = {item: scored(served, name, item) for item in hypotheses}
         show(name, scores, texts(name, batch=int(name == "native")), honest, REPLICATES)
-    every = [row for batch in range(batches) for row in scored(served, "native", batch, CLAIM)]
+    every = [
+        row
+        for batch in range(batches)
+        for row in scored(served, "native", CLAIM, batch=batch, is_whole=True)
+    ]
     show_nulls(every, NULLS)
 
 

@@ -1,4 +1,4 @@
-"""A small target made by code: random int4 weights that speak in lower-case letters, and servers of it."""
+"""A small target made by code: random int4 weights that speak in lower-case letters."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from quantroute.audit import Target, served_as
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz ."
 END = "<|im_end|>"
-LIMIT_TOKENS = 48
+LIMIT_TOKENS = 40
 QUESTIONS = tuple(f"Tell me about {name}" for name in ("rivers", "stones", "ships", "bread"))
 
 
@@ -70,7 +70,7 @@ def sample(
     start, draws = ids.shape[1], torch.Generator().manual_seed(seed)
     with torch.inference_mode():
         for _ in range(LIMIT_TOKENS):
-            odds = (model(ids).logits[:, -1] / temperature).softmax(-1)
+            odds = (model(ids, logits_to_keep=1).logits[:, -1] / temperature).softmax(-1)
             ids = torch.cat([ids, torch.multinomial(odds, 1, generator=draws)], dim=-1)
     found = []
     for row in ids[:, start:].tolist():
