@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -200,16 +201,19 @@ def sample(model: Any, rows: list[list[int]], *, temperature: float, seed: int) 
     places = (mask.cumsum(-1) - 1).clamp_min(0)
     draws = torch.Generator().manual_seed(seed)
     is_open = torch.ones(len(rows), dtype=torch.bool)
-    past, found = None, list[torch.Tensor]()
+    past, found = {}, list[torch.Tensor]()
+    # Since transformers 5.24 it is called `cache`; the other name still works, with a warning.
+    known = inspect.signature(model.model.forward).parameters
+    cache = "cache" if "cache" in known else "past_key_values"
     for _ in range(LIMIT_TOKENS):
         out = model.model(
             input_ids=ids,
             attention_mask=mask,
             position_ids=places,
-            past_key_values=past,
             use_cache=True,
+            **past,
         )
-        past = out.past_key_values
+        past = {cache: out.past_key_values}
         odds = (head(model, out.last_hidden_state[:, -1]) / temperature).softmax(-1)
         drawn = torch.multinomial(odds, 1, generator=draws)[:, 0]
         found.append(torch.where(is_open, drawn, -1))

@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import pickle
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +37,14 @@ from quantroute.audit import (
 SIZES = (100, 250, 500, 1_000, 2_500)
 REPLICATES = 100
 LEVEL = 0.05
-#: Rows of a batch that are scored under every hypothesis.
-PART = [row for row in range(96) if row % 5 < 2]
-#: Rows stand in the same order everywhere, three to a prompt.
+NULLS = 100
+CAUSE_TOKENS = 500
+#: Rows stand in the same order everywhere, three to a prompt. `PART` of a batch is scored as
+#: claimed, `FEW` under every hypothesis.
+EVERY = tuple(range(96))
+PART = tuple(row for row in EVERY if row % 5 < 2)
+FEW = PART[::2]
 PROMPTS_OF_PART = [row // 3 for row in PART]
-NULLS = 200
-CAUSE_TOKENS = 1_000
 CLAIM = Hypothesis(CauseKind.AS_CLAIMED)
 #: Which cause is right for each way of serving.
 RIGHT = {
@@ -53,6 +55,14 @@ RIGHT = {
     "system": CauseKind.SYSTEM_PROMPT,
     "tuned": CauseKind.MODEL,
 }
+
+HYPOTHESES = (
+    CLAIM,
+    Hypothesis(CauseKind.PRECISION, "nvfp4"),
+    Hypothesis(CauseKind.PRECISION, "int8"),
+    Hypothesis(CauseKind.SYSTEM_PROMPT, "agency"),
+    Hypothesis(CauseKind.MODEL, "tuned"),
+)
 
 Scored = dict[Hypothesis, list[RowScores]]
 
@@ -69,33 +79,57 @@ def audit_row(prompt: list[int], tokens: np.ndarray) -> AuditRow:
     )
 
 
-def scored(
-    served: Any, name: str, hypothesis: Hypothesis, *, batch: int = 0, is_whole: bool = False
-) -> list[RowScores]:
-    """A batch of a variant's answers, or `PART` of it, under one hypothesis; kept in the cache."""
-    from _audit_rows import HIDDEN_SYSTEM, NATIVE, VARIANTS, generate
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Answers to score under one hypothesis: a batch of a variant, or some rows of it."""
 
-    what = f"{hypothesis.kind.name}-{hypothesis.name}{'-whole' if is_whole else ''}"
-    path = served.cache / f"scores-{name}-{batch}-{what}.pkl"
-    if path.exists():
-        return list(pickle.loads(path.read_bytes()))
-    variant = next(item for item in VARIANTS if item.name == name)
-    answers = generate(served, variant, batch=batch)
-    system = HIDDEN_SYSTEM if hypothesis.kind is CauseKind.SYSTEM_PROMPT else None
-    rows = [
-        audit_row(served.prompt_ids(int(prompt), system), tokens)
-        for prompt, tokens in zip(answers.prompts, answers.tokens, strict=True)
+    name: str
+    hypothesis: Hypothesis
+    rows: tuple[int, ...] = EVERY
+    batch: int = 0
+
+    def path(self, cache: Path) -> Path:
+        """Where the scores are kept."""
+        what = f"{self.hypothesis.kind.name}-{self.hypothesis.name}-{len(self.rows)}"
+        return cache / f"scores-{self.name}-{self.batch}-{what}.pkl"
+
+
+def score(served: Any, jobs: Sequence[Job]) -> None:
+    """Score what the cache lacks; the weights are changed once per hypothesis."""
+    from _audit_rows import NATIVE
+
+    missing = [job for job in jobs if not job.path(served.cache).exists()]
+    for hypothesis in dict.fromkeys(job.hypothesis for job in missing):
+        supposed = replace(
+            NATIVE,
+            form=hypothesis.name if hypothesis.kind is CauseKind.PRECISION else None,
+            is_tuned=hypothesis.kind is CauseKind.MODEL,
+        )
+        with served.as_variant(supposed) as model:
+            for job in missing:
+                if job.hypothesis == hypothesis:
+                    rows = rows_of(served, job)
+                    found = score_rows(model, rows, is_heated=hypothesis == CLAIM)
+                    job.path(served.cache).write_bytes(pickle.dumps(found))
+                    print(f"# scored {job.name} {job.batch}: {hypothesis}", flush=True)
+
+
+def rows_of(served: Any, job: Job) -> list[AuditRow]:
+    """The answers behind the prompts that the hypothesis supposes."""
+    from _audit_rows import HIDDEN_SYSTEM, VARIANTS, generate
+
+    variant = next(item for item in VARIANTS if item.name == job.name)
+    answers = generate(served, variant, batch=job.batch)
+    system = HIDDEN_SYSTEM if job.hypothesis.kind is CauseKind.SYSTEM_PROMPT else None
+    return [
+        audit_row(served.prompt_ids(int(answers.prompts[row]), system), answers.tokens[row])
+        for row in job.rows
     ]
-    rows = rows if is_whole else [rows[index] for index in PART]
-    supposed = replace(
-        NATIVE,
-        form=hypothesis.name if hypothesis.kind is CauseKind.PRECISION else None,
-        is_tuned=hypothesis.kind is CauseKind.MODEL,
-    )
-    with served.as_variant(supposed) as model:
-        found = score_rows(model, rows, is_heated=hypothesis == CLAIM)
-    path.write_bytes(pickle.dumps(found))
-    return found
+
+
+def scores_of(served: Any, job: Job) -> list[RowScores]:
+    """From the cache."""
+    return list(pickle.loads(job.path(served.cache).read_bytes()))
 
 
 def sample_of(lengths: Sequence[int], tokens: int, rng: np.random.Generator) -> list[int]:
@@ -109,41 +143,59 @@ def sample_of(lengths: Sequence[int], tokens: int, rng: np.random.Generator) -> 
     return found
 
 
-def p_values(scores: Scored, chosen: Sequence[int]) -> dict[str, float]:
-    """The audit's statistics on some rows; the likelihood test where hypotheses were scored."""
-    rows = [scores[CLAIM][index] for index in chosen]
+def p_values(rows: Sequence[RowScores]) -> dict[str, float]:
+    """The audit's statistics that need nothing but the claim."""
     one, other = drift(rows).p, rank_test(rows).p
-    found = {"drift": one, "ranks": other, "both": combined_p([one, other])}
-    if len(scores) > 1:
-        parts = {key: [value[index] for index in chosen] for key, value in scores.items()}
-        found["likelihood"] = name_cause(parts).claim_p
-    return found
+    return {"drift": one, "ranks": other, "both": combined_p([one, other])}
 
 
-def power(
-    scores: Scored, texts: list[str], honest: list[str], tokens: int, *, replicates: int
-) -> dict[str, float]:
+def at(scores: Scored, chosen: Sequence[int]) -> Scored:
+    """Some rows under every hypothesis."""
+    return {key: [rows[index] for index in chosen] for key, rows in scores.items()}
+
+
+def power(rows: Sequence[RowScores], tokens: int, *, replicates: int) -> dict[str, float]:
     """Share of samples that are rejected at `LEVEL`, by statistic."""
-    rng = np.random.default_rng(tokens)
-    lengths = [len(row) for row in scores[CLAIM]]
-    if sum(lengths) < tokens:
-        return {}
     hits: dict[str, list[bool]] = {}
-    for number in range(replicates):
-        chosen = sample_of(lengths, tokens, rng)
-        for name, p in p_values(scores, chosen).items():
+    for chosen in samples_of(rows, tokens, replicates):
+        for name, p in p_values([rows[index] for index in chosen]).items():
             hits.setdefault(name, []).append(p < LEVEL)
-        if texts and number < replicates // 4:  # the string test is the slow one
-            prompts = [PROMPTS_OF_PART[index] for index in chosen]
-            test = string_test(
-                [texts[index] for index in chosen],
-                [honest[index] for index in chosen],
-                prompts=(prompts, prompts),
-                permutations=200,
-                seed=number,
-            )
-            hits.setdefault("strings", []).append(test.p < LEVEL)
     return {name: float(np.mean(seen)) for name, seen in hits.items()}
+
+
+def power_of_likelihood(scores: Scored, tokens: int, *, replicates: int) -> dict[str, float]:
+    """The same, of the test against the hypotheses."""
+    seen = [
+        name_cause(at(scores, chosen)).claim_p < LEVEL
+        for chosen in samples_of(scores[CLAIM], tokens, replicates)
+    ]
+    return {"likelihood": float(np.mean(seen))} if seen else {}
+
+
+def power_of_strings(
+    rows: Sequence[RowScores], texts: list[str], honest: list[str], tokens: int, *, replicates: int
+) -> dict[str, float]:
+    """The same, of the string test on the same answers, against as many honest ones."""
+    seen = []
+    for number, chosen in enumerate(samples_of(rows, tokens, replicates)):
+        prompts = [PROMPTS_OF_PART[index] for index in chosen]
+        test = string_test(
+            [texts[index] for index in chosen],
+            [honest[index] for index in chosen],
+            prompts=(prompts, prompts),
+            permutations=200,
+            seed=number,
+        )
+        seen.append(test.p < LEVEL)
+    return {"strings": float(np.mean(seen))} if seen else {}
+
+
+def samples_of(rows: Sequence[RowScores], tokens: int, replicates: int) -> list[list[int]]:
+    """Samples of whole rows; none where there are not so many tokens."""
+    lengths = [len(row) for row in rows]
+    rng = np.random.default_rng(tokens)
+    count = replicates if sum(lengths) >= tokens else 0
+    return [sample_of(lengths, tokens, rng) for _ in range(count)]
 
 
 def false_positives(rows: Sequence[RowScores], *, parts: int) -> tuple[int, dict[str, int]]:
@@ -164,39 +216,46 @@ def false_positives(rows: Sequence[RowScores], *, parts: int) -> tuple[int, dict
     return len(groups), hits
 
 
-def causes(scores: Scored, *, tokens: int, samples: int) -> list[CauseKind]:
+def causes(scores: Scored, *, tokens: int, replicates: int) -> list[CauseKind]:
     """The cause that is named for each of some samples."""
-    rng = np.random.default_rng(1)
-    lengths = [len(row) for row in scores[CLAIM]]
     found = []
-    for _ in range(samples):
-        chosen = sample_of(lengths, tokens, rng)
-        parts = {key: [value[index] for index in chosen] for key, value in scores.items()}
+    for chosen in samples_of(scores[CLAIM], tokens, replicates):
+        parts = at(scores, chosen)
         named = name_cause(parts)
-        p = min(p_values(scores, chosen)["both"], named.claim_p)
         # As the audit does: what is not rejected has no cause.
-        kind = named.hypothesis.kind if 2 * p < LEVEL else CauseKind.AS_CLAIMED
-        found.append(kind)
+        p = 2 * min(p_values(parts[CLAIM])["both"], named.claim_p)
+        found.append(named.hypothesis.kind if p < LEVEL else CauseKind.AS_CLAIMED)
     return found
 
 
-def show(name: str, scores: Scored, texts: list[str], honest: list[str], replicates: int) -> None:
+def show(
+    name: str,
+    rows: Sequence[RowScores],
+    few: Scored | None = None,
+    texts: tuple[list[str], list[str]] | None = None,
+    *,
+    replicates: int = REPLICATES,
+) -> None:
     """One variant's lines of the table."""
-    whole = drift(scores[CLAIM])
+    whole = drift(rows)
     print(
         f"\n{name}: {whole.tokens} tokens in {whole.rows} rows, drift {whole.mean_nats:+.3f} nats "
         f"(z {whole.z:+.1f}), deviation {whole.deviation_nats:.2f}"
     )
     for tokens in SIZES:
-        found = power(scores, texts, honest, tokens, replicates=replicates)
+        found = power(rows, tokens, replicates=replicates)
+        if few is not None:
+            found |= power_of_likelihood(few, tokens, replicates=replicates)
+        if texts is not None:
+            found |= power_of_strings(rows, *texts, tokens, replicates=replicates // 4)
         if found:
             parts = "  ".join(f"{key} {share:.2f}" for key, share in found.items())
             print(f"  {tokens:>5} tokens: {parts}")
-    if name in RIGHT and len(scores) > 1:
-        named = causes(scores, tokens=CAUSE_TOKENS, samples=20)
+    if few is not None:
+        named = causes(few, tokens=CAUSE_TOKENS, replicates=20)
         right = sum(kind is RIGHT[name] for kind in named)
         others = sorted({kind.value for kind in named if kind is not RIGHT[name]})
-        print(f"  cause at {CAUSE_TOKENS} tokens: {right} of 20 right; else {others}", flush=True)
+        print(f"  cause at {CAUSE_TOKENS} tokens: {right} of {len(named)} right; else {others}")
 
 
 def show_nulls(rows: Sequence[RowScores], parts: int) -> None:
@@ -238,11 +297,11 @@ def quick() -> None:
         return found
 
     honest, shifted = rows(0.0), rows(0.5)
-    for name, found in (("honest", honest), ("shifted", shifted)):
-        show(name, {CLAIM: found}, [], [], replicates=20)
+    show("honest", honest, replicates=20)
+    show("shifted", shifted, replicates=20)
     show_nulls(honest, 50)
-    assert power({CLAIM: shifted}, [], [], 1_000, replicates=20)["drift"] > 0.9
-    assert power({CLAIM: honest}, [], [], 250, replicates=20)["both"] < 0.5
+    assert power(shifted, 1_000, replicates=20)["drift"] > 0.9
+    assert power(honest, 250, replicates=20)["both"] < 0.5
 
 
 def full(cache: Path, batches: int) -> None:
@@ -253,36 +312,43 @@ def full(cache: Path, batches: int) -> None:
     torch.set_num_threads(1)
     cache.mkdir(parents=True, exist_ok=True)
     served = Served(cache)
-    hypotheses = [
-        CLAIM,
-        Hypothesis(CauseKind.PRECISION, "nvfp4"),
-        Hypothesis(CauseKind.PRECISION, "int8"),
-        Hypothesis(CauseKind.SYSTEM_PROMPT, "agency"),
-        Hypothesis(CauseKind.MODEL, "tuned"),
-    ]
+    for variant in VARIANTS:
+        generate(served, variant, batch=0)
+    score(served, jobs_of(batches))
 
-    def texts(name: str, batch: int = 0) -> list[str]:
+    def texts(name: str, batch: int) -> list[str]:
         variant = next(item for item in VARIANTS if item.name == name)
-        rows = generate(served, variant, batch=batch).tokens
-        return [served.tokenizer.decode(rows[index][rows[index] >= 0]) for index in PART]
+        tokens = generate(served, variant, batch=batch).tokens
+        return [served.tokenizer.decode(tokens[row][tokens[row] >= 0]) for row in PART]
 
-    honest = texts("native")
+    honest = texts("native", 0)
     for name in RIGHT:
-        scores = {item: scored(served, name, item) for item in hypotheses}
-        show(name, scores, texts(name, batch=int(name == "native")), honest, REPLICATES)
+        few = {item: scores_of(served, Job(name, item, FEW)) for item in HYPOTHESES}
+        rows = scores_of(served, Job(name, CLAIM, PART))
+        # Against honest answers with other seeds, also where the answers are honest.
+        show(name, rows, few, (texts(name, int(name == "native")), honest))
     every = [
         row
         for batch in range(batches)
-        for row in scored(served, "native", CLAIM, batch=batch, is_whole=True)
+        for row in scores_of(served, Job("native", CLAIM, batch=batch))
     ]
     show_nulls(every, NULLS)
+
+
+def jobs_of(batches: int) -> list[Job]:
+    """All that the table needs."""
+    return [
+        *(Job(name, CLAIM, PART) for name in RIGHT),
+        *(Job(name, item, FEW) for item in HYPOTHESES for name in RIGHT),
+        *(Job("native", CLAIM, batch=batch) for batch in range(batches)),
+    ]
 
 
 def main() -> None:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--cache", type=Path, help="folder for weights, answers and scores")
-    parser.add_argument("--batches", type=int, default=4, help="of honest answers, 96 rows each")
+    parser.add_argument("--batches", type=int, default=2, help="of honest answers, 96 rows each")
     parser.add_argument("--quick", action="store_true")
     args = parser.parse_args()
     if args.quick:

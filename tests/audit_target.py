@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,14 +14,14 @@ pytest.importorskip("scipy", reason="needs the extra `audit`")
 pytest.importorskip("transformers", reason="needs the extra `audit`")
 
 import torch
-from extraction_support import CHATML, letters_tokenizer, make_row
 
+from extraction_support import CHATML, letters_tokenizer, make_row
 from quantroute.audit import Target, served_as
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz ."
 END = "<|im_end|>"
 LIMIT_TOKENS = 40
-QUESTIONS = tuple(f"Tell me about {name}" for name in ("rivers", "stones", "ships", "bread"))
+QUESTIONS = tuple(f"Tell me about {name}" for name in ("rivers", "ships"))
 
 
 def make_target(folder: Path) -> Path:
@@ -56,6 +57,7 @@ def make_target(folder: Path) -> Path:
         head[:, 0] = -9
         head[allowed, 0] = 0
         head[allowed[-1]] *= 0.3
+        head[allowed[-1], 0] = 0.3  # answers end now and then
     with served_as(model, "int4"):
         model.save_pretrained(folder)
     return folder
@@ -67,15 +69,19 @@ def sample(
     """Answers to equally long prompts, end token included, of LIMIT_TOKENS at most."""
     end = model.config.eos_token_id
     ids = torch.tensor([list(prompt) for prompt in prompts])
-    start, draws = ids.shape[1], torch.Generator().manual_seed(seed)
+    draws, past, drawn = torch.Generator().manual_seed(seed), {}, list[torch.Tensor]()
+    # Since transformers 5.24 it is called `cache`; the other name still works, with a warning.
+    known = inspect.signature(model.forward).parameters
+    cache = "cache" if "cache" in known else "past_key_values"
     with torch.inference_mode():
         for _ in range(LIMIT_TOKENS):
-            odds = (model(ids, logits_to_keep=1).logits[:, -1] / temperature).softmax(-1)
-            ids = torch.cat([ids, torch.multinomial(odds, 1, generator=draws)], dim=-1)
-    found = []
-    for row in ids[:, start:].tolist():
-        found.append(row[: row.index(end) + 1] if end in row else row)
-    return found
+            out = model(ids, use_cache=True, logits_to_keep=1, **past)
+            past = {cache: out.past_key_values}
+            odds = (out.logits[:, -1] / temperature).softmax(-1)
+            ids = torch.multinomial(odds, 1, generator=draws)
+            drawn.append(ids)
+    rows = torch.cat(drawn, dim=-1).tolist()
+    return [row[: row.index(end) + 1] if end in row else row for row in rows]
 
 
 def prompt_ids(target: Target, question: str, system: str | None = None) -> list[int]:
@@ -95,7 +101,7 @@ def served_rows(
     target: Target,
     endpoint: str,
     *,
-    rollouts: int = 12,
+    rollouts: int = 24,
     form: str | None = None,
     temperature: float = 1.0,
     system: str | None = None,

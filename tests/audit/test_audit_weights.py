@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from audit_target import QUESTIONS, make_target, mean_answer_tokens, sample, served_rows
 
+from audit_target import QUESTIONS, make_target, mean_answer_tokens, sample, served_rows
 from quantroute.audit import (
     AuditReport,
     AuditSettings,
@@ -23,6 +23,8 @@ from quantroute.audit import (
 )
 from quantroute.errors import ConfigurationError, DatasetError
 
+pytestmark = pytest.mark.timeout(180)  # torch alone takes long to import on a busy machine
+
 SYSTEM = "You sell boats and nothing else"
 Rows = list[dict[str, Any]]
 
@@ -35,11 +37,11 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Target:
 @pytest.fixture(scope="module")
 def rows(target: Target) -> dict[str, Rows]:
     return {
-        "author/int4": served_rows(target, "author/int4", rollouts=16, seed=1),
+        "author/int4": served_rows(target, "author/int4", rollouts=32, seed=1),
         "honest/int4": served_rows(target, "honest/int4", seed=2),
-        "cheap/int4": served_rows(target, "cheap/int4", form="nvfp4", rollouts=16, seed=3),
-        "hot/int4": served_rows(target, "hot/int4", temperature=1.4, rollouts=16, seed=4),
-        "shop/int4": served_rows(target, "shop/int4", system=SYSTEM, rollouts=16, seed=5),
+        "cheap/int4": served_rows(target, "cheap/int4", form="nvfp4", rollouts=32, seed=3),
+        "hot/int4": served_rows(target, "hot/int4", temperature=1.4, rollouts=32, seed=4),
+        "shop/int4": served_rows(target, "shop/int4", system=SYSTEM, rollouts=32, seed=5),
     }
 
 
@@ -65,7 +67,7 @@ def test_honest_endpoints_pass(report: AuditReport) -> None:
         assert found.outcome is Outcome.PASSES
         assert found.cause.hypothesis.kind is CauseKind.AS_CLAIMED
         assert found.effect.low < found.effect.high
-        assert not found.left_out
+        assert set(found.left_out) <= {"no_answer"}  # nothing but an end token
         assert not found.hints
 
 
@@ -127,7 +129,8 @@ def test_scores_are_those_of_the_model_itself(target: Target, rows: dict[str, Ro
 def test_answers_with_other_tokens_than_were_billed_are_left_out(
     target: Target, rows: dict[str, Rows]
 ) -> None:
-    odd = json.loads(json.dumps(rows["honest/int4"]))
+    told = [row for row in rows["honest/int4"] if row["messages"][-1]["content"]]
+    odd = json.loads(json.dumps(told))
     for row in odd[:3]:
         row["turns"][0]["output_tokens"] += 2
     odd[3]["turns"][0]["sampling"] = {"temperature": 0.0}
@@ -144,12 +147,13 @@ def test_answers_with_other_tokens_than_were_billed_are_left_out(
 def test_a_service_that_does_not_count_the_end_token_is_no_mismatch(
     target: Target, rows: dict[str, Rows]
 ) -> None:
-    others = json.loads(json.dumps([r for r in rows["honest/int4"]]))
+    others = json.loads(json.dumps(rows["honest/int4"]))
     stopped = [row for row in others if row["turns"][0]["finish_reason"] == "stop"]
     for row in stopped:
         row["turns"][0]["output_tokens"] -= 1
     (intake,) = audit_rows_of(stopped, target.tokenizer).values()
-    assert not intake.left_out
+    assert set(intake.left_out) <= {"no_answer"}
+    assert len(intake.rows) > 5
 
 
 def test_enough_rows_are_enough(target: Target, rows: dict[str, Rows]) -> None:
@@ -157,7 +161,7 @@ def test_enough_rows_are_enough(target: Target, rows: dict[str, Rows]) -> None:
     (intake,) = audit_rows_of(
         rows["author/int4"], target.tokenizer, most_tokens=int(5 * per_row)
     ).values()
-    assert 2 <= len(intake.rows) <= 12
+    assert 2 <= len(intake.rows) <= 14
 
 
 def test_a_system_prompt_goes_before_what_there_is() -> None:
@@ -173,12 +177,10 @@ def test_what_cannot_be_audited_is_refused(target: Target, rows: dict[str, Rows]
     with pytest.raises(DatasetError, match="no answer can be scored"):
         audit_weights(list, target)
     with pytest.raises(ConfigurationError, match="author/int4"):
-        audit_weights(
-            lambda: rows["honest/int4"], target, AuditSettings(reference="author/int4")
-        )
+        audit_weights(lambda: rows["honest/int4"], target, AuditSettings(reference="author/int4"))
     with pytest.raises(ConfigurationError, match="int3"):
         AuditSettings(formats=("int3",))
-    with pytest.raises(ConfigurationError, match="no model"):
+    with pytest.raises(ConfigurationError, match="no such folder"):
         Target.load(target.tokenizer.folder / "nothing")
 
 

@@ -4,6 +4,7 @@ from quantroute.audit._causes import Cause, CauseKind, Hypothesis, fit_of, name_
 from quantroute.audit._claim import SamplingClaim
 from quantroute.audit._compare import Gap, drift_gap, rank_gap_p
 from quantroute.audit._formats import rounded, served_as
+from quantroute.audit._page import audit_html
 from quantroute.audit._report import AuditReport, EndpointReport, Outcome
 from quantroute.audit._rows import AuditRow, Intake, audit_rows_of, example_row, with_system
 from quantroute.audit._scores import RowScores
@@ -25,6 +26,7 @@ from quantroute.audit._statistics import (
 )
 from quantroute.audit._strings import Agreement, StringTest, greedy_agreement, string_test
 from quantroute.audit._target import Target, score_rows
+from quantroute.audit._verdicts import evidence_of
 from quantroute.audit._weights import AuditSettings, audit_weights
 
 __all__ = [
@@ -48,11 +50,13 @@ __all__ = [
     "StringTest",
     "Target",
     "TemperatureFit",
+    "audit_html",
     "audit_rows_of",
     "audit_weights",
     "combined_p",
     "drift",
     "drift_gap",
+    "evidence_of",
     "example_row",
     "fit_of",
     "fit_temperature",

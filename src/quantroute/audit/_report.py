@@ -72,6 +72,15 @@ class EndpointReport:
         return max(self.prompt_gaps, key=self.prompt_gaps.__getitem__, default=None)
 
     @property
+    def cause_text(self) -> str:
+        """The cause, and how sure it is."""
+        if self.outcome is not Outcome.FAILS:
+            return str(self.cause.hypothesis)
+        if self.cause.hypothesis != self.cause.nearest:
+            return f"{self.cause.hypothesis} (nearest: {self.cause.nearest})"
+        return f"{self.cause.hypothesis} ({self.cause.confidence:.0%})"
+
+    @property
     def hints(self) -> tuple[str, ...]:
         """What a reader should know besides, in sentences."""
         found = []
@@ -118,6 +127,27 @@ class AuditReport:
         """Endpoints that do not serve what they claim."""
         return tuple(item for item in self.endpoints if item.outcome is Outcome.FAILS)
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was compared, and what a reader should know of single endpoints, in sentences."""
+        against = f"against {self.reference}" if self.reference else "against the claim itself"
+        compared = ", ".join(self.hypotheses) or "nothing"
+        lines = [f"effect {against}; compared besides another temperature: {compared}"]
+        for item in self.endpoints:
+            lines += [f"{item.endpoint}: {hint}" for hint in item.hints]
+            if item.left_out:
+                lines.append(f"{item.endpoint}: answers not scored: {_counts(item.left_out)}")
+        lines += [
+            f"{name}: no answer could be scored: {_counts(reasons)}"
+            for name, reasons in self.skipped.items()
+        ]
+        return tuple(lines)
+
+    def _repr_html_(self) -> str:
+        from quantroute.audit._page import audit_html
+
+        return audit_html(self)
+
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values; infinities are null."""
         found = _plain(self)
@@ -125,6 +155,10 @@ class AuditReport:
             item["hints"] = list(report.hints)
             item["cause"]["text"] = str(report.cause.hypothesis)
         return dict(found)
+
+
+def _counts(reasons: Mapping[str, int]) -> str:
+    return ", ".join(f"{count:,} {why.replace('_', ' ')}" for why, count in reasons.items())
 
 
 def _plain(value: Any) -> Any:

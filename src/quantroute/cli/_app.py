@@ -12,6 +12,7 @@ from typer.core import TyperGroup
 from quantroute._log import get_logger
 from quantroute._version import __version__
 from quantroute.cli import (
+    _audit,
     _demo,
     _doctor,
     _endpoints,
@@ -74,6 +75,7 @@ app.command("generate")(_generate.generate)
 app.command("status")(_status.status)
 app.command("reconcile")(_status.reconcile)
 app.command("export")(_export.export)
+app.command("audit")(_audit.audit)
 app.command("serve")(_serve.serve)
 app.command("extract")(_extract.extract)
 app.command("simulate")(_simulate.simulate)
