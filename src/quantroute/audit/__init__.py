@@ -1,11 +1,18 @@
 """Does an endpoint really serve the model it claims? Statistics over the tokens it produced."""
 
+from quantroute.audit._blackbox import (
+    PROBES,
+    StringsEndpoint,
+    StringsReport,
+    StringsSettings,
+    audit_strings,
+)
 from quantroute.audit._causes import Cause, CauseKind, Hypothesis, fit_of, name_cause
 from quantroute.audit._claim import SamplingClaim
 from quantroute.audit._compare import Gap, drift_gap, rank_gap_p
 from quantroute.audit._formats import rounded, served_as
 from quantroute.audit._page import audit_html
-from quantroute.audit._report import AuditReport, EndpointReport, Outcome
+from quantroute.audit._report import AuditReport, EndpointReport, Finding, Outcome
 from quantroute.audit._rows import AuditRow, Intake, audit_rows_of, example_row, with_system
 from quantroute.audit._scores import RowScores
 from quantroute.audit._scoring import score_logits
@@ -30,6 +37,7 @@ from quantroute.audit._verdicts import evidence_of
 from quantroute.audit._weights import AuditSettings, audit_weights
 
 __all__ = [
+    "PROBES",
     "Agreement",
     "AuditReport",
     "AuditRow",
@@ -38,6 +46,7 @@ __all__ = [
     "CauseKind",
     "Drift",
     "EndpointReport",
+    "Finding",
     "Gap",
     "Hypothesis",
     "Intake",
@@ -48,10 +57,14 @@ __all__ = [
     "SamplingClaim",
     "Strata",
     "StringTest",
+    "StringsEndpoint",
+    "StringsReport",
+    "StringsSettings",
     "Target",
     "TemperatureFit",
     "audit_html",
     "audit_rows_of",
+    "audit_strings",
     "audit_weights",
     "combined_p",
     "drift",

@@ -11,8 +11,9 @@ from typing import Any
 from quantroute.audit._causes import Cause, CauseKind
 from quantroute.audit._compare import Gap
 from quantroute.audit._statistics import Drift, Outside, RankTest, Strata, TemperatureFit
+from quantroute.domain import Quantization
 
-__all__ = ["AuditReport", "EndpointReport", "Outcome"]
+__all__ = ["AuditReport", "EndpointReport", "Finding", "Outcome", "plain"]
 
 
 class Outcome(enum.Enum):
@@ -21,6 +22,16 @@ class Outcome(enum.Enum):
     PASSES = "passes"  # nothing speaks against it, and enough was looked at
     FAILS = "fails"  # departs from the claim, after adjusting for the number of endpoints
     TOO_FEW = "too few tokens"  # nothing speaks against it, but little was looked at
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What an audit has to say about one endpoint to a policy."""
+
+    endpoint: str
+    failed: bool
+    served: Quantization
+    note: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +139,23 @@ class AuditReport:
         return tuple(item for item in self.endpoints if item.outcome is Outcome.FAILS)
 
     @property
+    def findings(self) -> tuple[Finding, ...]:
+        """Failures, with the served format where it is the cause; and what passed."""
+        return tuple(
+            Finding(
+                endpoint=item.endpoint,
+                failed=item.outcome is Outcome.FAILS,
+                served=_served(item),
+                note=f"{item.cause.hypothesis}; effect {item.effect.mean_nats:+.4f} nats a token "
+                f"(95% {item.effect.low:+.4f} to {item.effect.high:+.4f}) over {item.tokens} "
+                f"tokens, adjusted p {item.p_adjusted:.2g}; {item.detectable_nats:.4f} nats would "
+                "have been seen",
+            )
+            for item in self.endpoints
+            if item.outcome is not Outcome.TOO_FEW
+        )
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """What was compared, and what a reader should know of single endpoints, in sentences."""
         against = f"against {self.reference}" if self.reference else "against the claim itself"
@@ -150,26 +178,32 @@ class AuditReport:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values; infinities are null."""
-        found = _plain(self)
+        found = plain(self)
         for item, report in zip(found["endpoints"], self.endpoints, strict=True):
             item["hints"] = list(report.hints)
             item["cause"]["text"] = str(report.cause.hypothesis)
         return dict(found)
 
 
+def _served(item: EndpointReport) -> Quantization:
+    cause = item.cause.hypothesis
+    return Quantization.parse(cause.name if cause.kind is CauseKind.PRECISION else None)
+
+
 def _counts(reasons: Mapping[str, int]) -> str:
     return ", ".join(f"{count:,} {why.replace('_', ' ')}" for why, count in reasons.items())
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """Dataclasses, enums and mappings as JSON values."""
     if is_dataclass(value):
-        return {item.name: _plain(getattr(value, item.name)) for item in fields(value)}
+        return {item.name: plain(getattr(value, item.name)) for item in fields(value)}
     if isinstance(value, enum.Enum):
         return value.value
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, tuple | list):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value

@@ -4,17 +4,28 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+from typing import Protocol
 
-from quantroute.audit._causes import CauseKind
-from quantroute.audit._report import AuditReport, EndpointReport, Outcome
+from quantroute.audit._report import Finding
 from quantroute.domain import Quantization
 from quantroute.policy import EvidenceTable
 
 __all__ = ["evidence_of"]
 
 
+class _Report(Protocol):
+    @property
+    def model(self) -> str: ...
+    @property
+    def run(self) -> str: ...
+    @property
+    def method(self) -> str: ...
+    @property
+    def findings(self) -> tuple[Finding, ...]: ...
+
+
 def evidence_of(
-    report: AuditReport, *, date: dt.date, days: int = 60, native: Quantization | None = None
+    report: _Report, *, date: dt.date, days: int = 60, native: Quantization | None = None
 ) -> str:
     """TOML text of an evidence table; endpoints about which the audit says nothing are not in it.
 
@@ -25,8 +36,8 @@ def evidence_of(
     """
     rows = [
         _row(report, item, date=date, days=days, native=native)
-        for item in sorted(report.endpoints, key=lambda item: item.endpoint)
-        if item.outcome is Outcome.FAILS or (item.outcome is Outcome.PASSES and native is not None)
+        for item in sorted(report.findings, key=lambda item: item.endpoint)
+        if item.failed or native is not None
     ]
     head = f"# Findings of an audit by {report.method}; see docs/audit.md.\n"
     text = "\n".join([head, *rows])
@@ -35,47 +46,25 @@ def evidence_of(
 
 
 def _row(
-    report: AuditReport,
-    item: EndpointReport,
-    *,
-    date: dt.date,
-    days: int,
-    native: Quantization | None,
+    report: _Report, item: Finding, *, date: dt.date, days: int, native: Quantization | None
 ) -> str:
     tag = item.endpoint.partition("#")[0]  # endpoints of one tag cannot be asked apart
-    failed = item.outcome is Outcome.FAILS
-    served = _served(item) if failed else native or Quantization.UNKNOWN
-    source = f"audit of run {report.run}" if report.run else "audit"
-    fields = {
+    served = item.served if item.failed else native or Quantization.UNKNOWN
+    texts = {
         "model": report.model,
         "provider": tag.split("/", 1)[0],
         "tag": tag,
         "quantization": served.value,
-        "source": source,
+        "source": f"audit of run {report.run}" if report.run else "audit",
+        "note": item.note,
     }
-    lines = [f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in fields.items()]
     return "\n".join(
         [
             "[[serving]]",
-            *lines,
+            *(f"{name} = {json.dumps(text, ensure_ascii=False)}" for name, text in texts.items()),
             f"date = {date.isoformat()}",
             f"expires = {(date + dt.timedelta(days=days)).isoformat()}",
-            f"failed = {str(failed).lower()}",
-            f"note = {json.dumps(_note(item), ensure_ascii=False)}",
+            f"failed = {str(item.failed).lower()}",
             "",
         ]
-    )
-
-
-def _served(item: EndpointReport) -> Quantization:
-    """The format, if that is the cause and its name is one of the policy's."""
-    cause = item.cause.hypothesis
-    return Quantization.parse(cause.name if cause.kind is CauseKind.PRECISION else None)
-
-
-def _note(item: EndpointReport) -> str:
-    return (
-        f"{item.cause.hypothesis}; effect {item.effect.mean_nats:+.4f} nats a token "
-        f"(95% {item.effect.low:+.4f} to {item.effect.high:+.4f}) over {item.tokens} tokens, "
-        f"adjusted p {item.p_adjusted:.2g}; {item.detectable_nats:.4f} nats would have been seen"
     )
