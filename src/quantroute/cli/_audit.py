@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,6 +11,7 @@ from pydantic import Field, StrictBool, StrictFloat, StrictInt, StrictStr
 
 from quantroute._http import OPENROUTER_URL
 from quantroute._runfile import RunFile, Table
+from quantroute.cli import _loop
 from quantroute.cli import _options as options
 from quantroute.cli._exit import ExitCode
 from quantroute.cli._output import print_json, say, show
@@ -122,7 +122,7 @@ def audit(
             native=native,
             evidence=evidence,
         )
-        report = asyncio.run(
+        report = _loop.run(
             _ask(file, table, policy, base_url, ca_file, simulate=simulate, known=known)
         )
     else:
