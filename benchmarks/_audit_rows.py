@@ -201,7 +201,7 @@ def sample(model: Any, rows: list[list[int]], *, temperature: float, seed: int) 
     places = (mask.cumsum(-1) - 1).clamp_min(0)
     draws = torch.Generator().manual_seed(seed)
     is_open = torch.ones(len(rows), dtype=torch.bool)
-    past, found = {}, list[torch.Tensor]()
+    past, found = dict[str, Any](), list[torch.Tensor]()
     # Since transformers 5.24 it is called `cache`; the other name still works, with a warning.
     known = inspect.signature(model.model.forward).parameters
     cache = "cache" if "cache" in known else "past_key_values"

@@ -30,7 +30,8 @@ def allowed_odds(logits: np.ndarray, claim: SamplingClaim) -> np.ndarray:
 
     def softmax(values: np.ndarray) -> np.ndarray:
         raised = np.exp(values - values.max())
-        return raised / raised.sum()
+        odds: np.ndarray = raised / raised.sum()
+        return odds
 
     values = logits.astype(np.float64) / claim.temperature
     if claim.top_k:

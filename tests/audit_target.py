@@ -69,7 +69,7 @@ def sample(
     """Answers to equally long prompts, end token included, of LIMIT_TOKENS at most."""
     end = model.config.eos_token_id
     ids = torch.tensor([list(prompt) for prompt in prompts])
-    draws, past, drawn = torch.Generator().manual_seed(seed), {}, list[torch.Tensor]()
+    draws, past, drawn = torch.Generator().manual_seed(seed), dict[str, Any](), list[torch.Tensor]()
     # Since transformers 5.24 it is called `cache`; the other name still works, with a warning.
     known = inspect.signature(model.forward).parameters
     cache = "cache" if "cache" in known else "past_key_values"

@@ -8,7 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from audit_support import honest_rows, mixed_rows, noisy_rows, torch
+from audit_support import honest_rows, mixed_rows, noisy_rows
+
+torch = pytest.importorskip("torch")
+
 from quantroute.audit import CauseKind, Hypothesis, SamplingClaim, name_cause, rounded, served_as
 from quantroute.errors import ConfigurationError
 
