@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 from audit_support import honest_rows, mixed_rows, noisy_rows
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
+
+import torch
 
 from quantroute.audit import CauseKind, Hypothesis, SamplingClaim, name_cause, rounded, served_as
 from quantroute.errors import ConfigurationError

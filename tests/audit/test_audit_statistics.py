@@ -22,7 +22,9 @@ from audit_support import (
     noisy_rows,
 )
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
+
+import torch
 
 from quantroute.audit import (
     SamplingClaim,
