@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import io
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from audit_target import QUESTIONS, make_target, mean_answer_tokens, sample, served_rows
 from quantroute.audit import (
@@ -16,12 +19,17 @@ from quantroute.audit import (
     EndpointReport,
     Outcome,
     Target,
+    audit_html,
     audit_rows_of,
     audit_weights,
+    evidence_of,
     score_rows,
     with_system,
 )
+from quantroute.domain import Quantization
 from quantroute.errors import ConfigurationError, DatasetError
+from quantroute.policy import EvidenceTable
+from quantroute.report.audit import audit_table
 
 pytestmark = pytest.mark.timeout(180)  # torch alone takes long to import on a busy machine
 
@@ -110,6 +118,40 @@ def test_the_report_is_plain_json(report: AuditReport) -> None:
     ]
     assert found["endpoints"][0]["outcome"] == "fails"
     assert found["reference"] == "author/int4"
+
+
+def test_the_page_stands_alone(report: AuditReport) -> None:
+    page = audit_html(report)
+    assert page.count("<figure>") == len(report.endpoints)
+    assert "http" not in page
+    assert "&lt;" not in page  # nothing is escaped twice
+    assert report._repr_html_() == page
+
+
+def test_the_table_names_every_endpoint_and_cause(report: AuditReport) -> None:
+    console = Console(width=200, file=io.StringIO(), record=True)
+    console.print(audit_table(report))
+    text = console.export_text()
+    for item in report.endpoints:
+        assert item.endpoint in text
+        assert item.outcome.value in text
+    assert "precision: nvfp4" in text
+
+
+def test_findings_become_evidence(report: AuditReport) -> None:
+    day = dt.date(2026, 11, 30)
+    table = EvidenceTable.parse(evidence_of(report, date=day, native=Quantization.INT4))
+    rows = {row.tag: row for row in table.serving}
+    assert rows["cheap/int4"].failed
+    assert rows["cheap/int4"].quantization is Quantization.NVFP4
+    assert rows["hot/int4"].quantization is Quantization.UNKNOWN
+    assert not rows["honest/int4"].failed
+    assert rows["honest/int4"].quantization is Quantization.INT4
+    assert rows["honest/int4"].expires == dt.date(2027, 1, 29)
+    only_failures = EvidenceTable.parse(evidence_of(report, date=day))
+    assert {row.tag for row in only_failures.serving} == {"cheap/int4", "hot/int4", "shop/int4"}
+    at = dt.datetime(2026, 12, 1, tzinfo=dt.UTC)
+    assert table.failed_tags("example/letters", at=at) == {"cheap/int4", "hot/int4", "shop/int4"}
 
 
 def test_scores_are_those_of_the_model_itself(target: Target, rows: dict[str, Rows]) -> None:
