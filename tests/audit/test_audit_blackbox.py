@@ -116,7 +116,7 @@ def test_the_command_asks_the_simulator(tmp_path: Path) -> None:
     spec = tmp_path / "run.toml"
     spec.write_text(
         '[audit]\nmodel = "moonshotai/kimi-k2.5"\ncap_usd = "1.00"\nanswers = 3\n'
-        'reference = "moonshotai/int4"\nprompts = ["Hi", "Ho"]\n'
+        'reference = "parasail/int4"\nprompts = ["Hi", "Ho"]\n'
     )
     ended = quantroute("audit", spec, "--black-box", "--simulate", "--json")
     assert ended.code in (0, 4), ended.err
