@@ -135,6 +135,16 @@ async def test_other_classes_go_out_when_chosen(tmp_path: Path) -> None:
     assert (report.rows, report.left_out) == (2, {})
 
 
+async def test_answers_of_endpoints_that_failed_an_audit_stay_out(tmp_path: Path) -> None:
+    whole = await exported(tmp_path / "all.jsonl", make_prompts(3))
+    (tag,) = {turn["endpoint"] for row in read_rows(whole.path) for turn in row["turns"]}
+    report = await exported(tmp_path / "none.jsonl", make_prompts(3), without={tag})
+    assert (report.rows, report.left_out) == (0, {"endpoint_failed": 3})
+    other = await exported(tmp_path / "same.jsonl", make_prompts(3), without={"other/int4"})
+    assert other.rows == 3
+    assert json.loads(other.manifest_path.read_text())["without_endpoints"] == ["other/int4"]
+
+
 async def test_unfinished_conversations_go_into_a_file_of_their_own(tmp_path: Path) -> None:
     script = by_question(
         **{

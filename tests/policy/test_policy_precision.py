@@ -10,7 +10,7 @@ import pytest
 from policy_support import AT, K25, make_endpoint
 from quantroute.domain import Quantization
 from quantroute.errors import ConfigurationError
-from quantroute.policy import EvidenceTable, ExclusionPolicy, Precision, Verdict
+from quantroute.policy import EvidenceRow, EvidenceTable, ExclusionPolicy, Precision, Verdict
 
 ROW = """
 [[serving]]
@@ -147,6 +147,30 @@ def test_fresh_evidence_beats_the_label_in_both_directions() -> None:
     endpoint = make_endpoint("hosta/int4", "HostA", "int4")
     verdict = ExclusionPolicy(evidence=table("nvfp4")).judge(endpoint, at=AT)
     assert codes(verdict) == ["precision_requantized"]
+
+
+def test_failed_evidence_excludes_whatever_is_accepted() -> None:
+    """An endpoint that was found not to serve the model is accepted by no setting."""
+    for label in ("unknown", "nvfp4", "int4"):
+        found = table(label, more='failed = true\ntag = "hosta/int4"\nnote = "effect 0.1"')
+        policy = ExclusionPolicy(accept=("nvfp4",), accept_unknown=True, evidence=found)
+        verdict = policy.judge(make_endpoint("hosta/int4", "HostA", "int4"), at=AT)
+        assert codes(verdict) == ["evidence_failed"]
+        assert "effect 0.1" in str(verdict)
+        assert Precision.from_dict(verdict.precision.as_dict()) == verdict.precision
+        assert found.failed_tags(K25, at=AT) == {"hosta/int4"}
+    late = AT.replace(year=2027)
+    assert found.failed_tags(K25, at=late) == frozenset()
+    assert policy.judge(make_endpoint("hosta/int4", "HostA", "int4"), at=late).eligible
+
+
+def test_rows_stored_before_failures_were_known_are_read() -> None:
+    stored = {
+        name: value
+        for name, value in table("int4").serving[0].as_dict().items()
+        if name != "failed"
+    }
+    assert not EvidenceRow.from_dict(stored).failed
 
 
 def test_expired_evidence_falls_back_to_the_label_and_warns() -> None:

@@ -15,7 +15,7 @@ Floats = NDArray[np.float64]
 
 #: Temperatures, as multiples of the claimed one, at which every token is scored besides. Between
 #: them the curves are smooth, and a quadratic through the nearest three is exact enough.
-TEMPERATURE_FACTORS: Final = (0.6, 0.7, 0.8, 0.9, 0.95, 1.0, 1.05, 1.1, 1.2, 1.35, 1.5)
+TEMPERATURE_FACTORS: Final = (0.6, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,9 +29,10 @@ class RowScores:
         above: [T] probability of all tokens likelier than x_t.
         mass: [T] probability of x_t (with its ties).
         position: [T] place within the answer, from 0.
-        heated_surprise, heated_entropy: [G, T] the same at `TEMPERATURE_FACTORS` times the claimed
-            temperature, among the tokens that the claim allows: a nucleus that moved along would
-            select the tokens it is judged by.
+        heated_surprise, heated_entropy, heated_above, heated_mass: [G, T] the same at
+            `TEMPERATURE_FACTORS` times the claimed temperature, among the tokens that the claim
+            allows: a nucleus that moved along would select the tokens it is judged by. [0, T] if
+            they were not asked for.
     """
 
     surprise: Floats
@@ -42,6 +43,8 @@ class RowScores:
     position: Floats
     heated_surprise: Floats
     heated_entropy: Floats
+    heated_above: Floats
+    heated_mass: Floats
 
     def __len__(self) -> int:
         return int(self.surprise.shape[0])

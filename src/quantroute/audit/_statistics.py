@@ -111,7 +111,7 @@ class TemperatureFit:
 class Strata:
     """Drift within groups of tokens, after the temperature was fitted.
 
-    `z`: of each group; `p`: chi-squared over them, one degree lost to the fit.
+    `z`: of each group; `p`: chi-squared over them, one degree lost if there was a fit.
     """
 
     edges: tuple[float, ...]
@@ -140,11 +140,18 @@ def drift(rows: Sequence[RowScores], *, seed: int = 0) -> Drift:
     )
 
 
-def rank_test(rows: Sequence[RowScores], *, seed: int = 0) -> RankTest:
-    """The omnibus test of rank positions; `seed` draws the place within each token's own share."""
+def rank_test(rows: Sequence[RowScores], *, factor: float = 1.0, seed: int = 0) -> RankTest:
+    """The omnibus test of rank positions; `seed` draws the place within each token's own share.
+
+    Args:
+        factor: test the claim at this multiple of its temperature.
+    """
     every = joined(rows)
     allowed = np.isfinite(every.surprise)
     above, mass = every.above[allowed], every.mass[allowed]
+    if factor != 1.0:
+        above = _at(every.heated_above[:, allowed], factor)
+        mass = _at(every.heated_mass[:, allowed], factor)
     places = np.clip(above + mass * np.random.default_rng(seed).random(mass.shape), 0.0, 1.0)
     centred = 2 * places - 1
     moments = [
@@ -168,7 +175,7 @@ def outside_test(rows: Sequence[RowScores], *, allowed_share: float) -> Outside:
     count = int(np.isinf(surprise).sum())
     return Outside(
         count=count,
-        tokens=surprise.size,
+        tokens=int(surprise.size),
         allowed_share=allowed_share,
         p=float(stats.binom.sf(count - 1, surprise.size, allowed_share)) if count else 1.0,
     )
@@ -210,7 +217,8 @@ def strata_test(rows: Sequence[RowScores], *, factor: float, by: str) -> Strata:
     """What a change of temperature does not explain, by the tokens' `entropy` or `position`.
 
     At the fitted temperature the drift is zero over all tokens together, for any cause; a mere
-    change of temperature leaves it zero within every group as well.
+    change of temperature leaves it zero within every group as well. A `factor` of exactly 1 is the
+    claim itself: nothing was fitted, and no degree of freedom is lost.
     """
     every = joined(rows)
     allowed = np.isfinite(every.surprise)
@@ -226,7 +234,7 @@ def strata_test(rows: Sequence[RowScores], *, factor: float, by: str) -> Strata:
     squares = np.bincount(group, weights=np.square(gap), minlength=edges.size)
     counts = np.bincount(group, minlength=edges.size)
     z = sums / np.sqrt(np.maximum(squares, 1e-12))
-    freedom = max(1, int((counts > 0).sum()) - 1)
+    freedom = max(1, int((counts > 0).sum()) - (factor != 1.0))
     return Strata(
         edges=tuple(map(float, edges)),
         means_nats=tuple(map(float, sums / np.maximum(counts, 1))),
@@ -236,8 +244,12 @@ def strata_test(rows: Sequence[RowScores], *, factor: float, by: str) -> Strata:
 
 
 def combined_p(parts: Sequence[float]) -> float:
-    """One p-value from several that may depend on each other (Cauchy combination)."""
-    clipped = np.clip(np.array(parts, dtype=np.float64), 1e-300, 1 - 1e-12)
+    """One p-value from several that may depend on each other (Cauchy combination).
+
+    Source: Liu and Xie, JASA 115 (2020). A p-value of one would outweigh any other: it counts as
+    0.999.
+    """
+    clipped = np.clip(np.array(parts, dtype=np.float64), 1e-300, 0.999)
     small = clipped < 1e-15
     terms = np.where(small, 1 / (clipped * np.pi), np.tan((0.5 - clipped) * np.pi))
     return float(stats.cauchy.sf(terms.mean()))

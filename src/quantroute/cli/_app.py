@@ -12,6 +12,7 @@ from typer.core import TyperGroup
 from quantroute._log import get_logger
 from quantroute._version import __version__
 from quantroute.cli import (
+    _audit,
     _convert,
     _demo,
     _doctor,
@@ -77,6 +78,7 @@ app.command("status")(_status.status)
 app.command("reconcile")(_status.reconcile)
 app.command("export")(_export.export)
 app.command("report")(_report.report)
+app.command("audit")(_audit.audit)
 app.command("serve")(_serve.serve)
 app.command("extract")(_extract.extract)
 app.command("convert")(_convert.convert)

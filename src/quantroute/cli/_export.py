@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,7 +13,8 @@ from quantroute.cli import _options as options
 from quantroute.cli._output import print_json, say
 from quantroute.cli._rundir import RunFolder
 from quantroute.errors import DatasetError
-from quantroute.generation import ExportReport, export_rows
+from quantroute.generation import ExportReport, RowSource, export_rows
+from quantroute.policy import EvidenceTable
 
 
 def export(
@@ -24,6 +26,16 @@ def export(
             "--class",
             metavar="CLASS",
             help="A class of answers to export, e.g. truncated (default: good); repeatable.",
+        ),
+    ] = None,
+    drop_failed: Annotated[
+        Path | None,
+        typer.Option(
+            "--drop-failed-audit",
+            metavar="FILE",
+            exists=True,
+            dir_okay=False,
+            help="Leave out answers of endpoints that failed, according to this evidence file.",
         ),
     ] = None,
     partial: Annotated[
@@ -57,6 +69,7 @@ def export(
                 classes=chosen,
                 partial=partial,
                 overwrite=overwrite,
+                without=await _failed(shards.rows, folder.name, drop_failed),
                 statement=await shards.statement(),
             )
 
@@ -71,6 +84,16 @@ def export(
         say(f"left out: {count:,} {reason.replace('_', ' ')}")
     if report.left_out and not report.rows:
         say("no row is of the chosen classes; choose others with --class")
+
+
+async def _failed(rows: RowSource, run: str, evidence: Path | None) -> frozenset[str]:
+    """Endpoints that an audit's evidence speaks against today."""
+    if evidence is None:
+        return frozenset()
+    table = EvidenceTable.load(evidence)
+    await rows.prepare()
+    model = str((await rows.run(run)).config["model"])
+    return table.failed_tags(model, at=datetime.now(UTC))
 
 
 def _refuse_existing(path: Path, *, overwrite: bool) -> None:

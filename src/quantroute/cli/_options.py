@@ -175,8 +175,8 @@ def build_policy(
     if accept_unknown and "all" in accept_unknown:
         unknown = True
     return ExclusionPolicy(
-        native=None if native is None else _format(native),
-        accept=tuple(_format(label) for label in accept or ()),
+        native=None if native is None else known_format(native),
+        accept=tuple(known_format(label) for label in accept or ()),
         accept_unknown=unknown,
         only=tuple(only or ()),
         exclude=tuple(exclude or ()),
@@ -245,7 +245,12 @@ def row_class(name: str, *, option: str) -> RowClass:
         raise ConfigurationError(f"{option} {name!r} is not a class; use one of: {known}") from None
 
 
-def _format(label: str) -> Quantization:
+def known_format(label: str) -> Quantization:
+    """The format of that name.
+
+    Raises:
+        ConfigurationError: there is none.
+    """
     found = Quantization.parse(label)
     if found is Quantization.UNKNOWN:
         known = ", ".join(item.value for item in Quantization if item is not Quantization.UNKNOWN)

@@ -45,6 +45,7 @@ _KEPT = (
     "row_class",
     "finish_reason",
     "mode",
+    "sampling",
     "endpoint",
     "served_provider",
     "served_model",

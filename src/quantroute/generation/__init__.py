@@ -42,7 +42,7 @@ from quantroute.generation._report import Progress, RunReport, StopReason, trunc
 from quantroute.generation._rows import RowCounts, RowStore, StoredRun
 from quantroute.generation._run import DEFAULT_DRAIN_S, Run
 from quantroute.generation._shard import Shard
-from quantroute.generation._shards import ShardedRows
+from quantroute.generation._shards import RowSource, ShardedRows
 from quantroute.generation._spec import DatasetSpec, RunSpec, load_run_spec, policy_class
 from quantroute.generation._statistical import StatisticalReserve, worst_request_pusd
 
@@ -80,6 +80,7 @@ __all__ = [
     "QualityAlarm",
     "RowClass",
     "RowCounts",
+    "RowSource",
     "RowState",
     "RowStore",
     "Run",

@@ -45,6 +45,17 @@ class ExportReport:
     sha256: str
 
 
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """Which answers go into the file."""
+
+    classes: frozenset[RowClass]
+    without: frozenset[str]
+
+    def takes(self, record: TurnRecord) -> bool:
+        return record.row_class in self.classes and record.endpoint not in self.without
+
+
 @dataclass(slots=True)
 class _Totals:
     """What the manifest says about the rows that went into the file."""
@@ -80,6 +91,7 @@ async def export_rows(
     classes: Set[RowClass] = frozenset({RowClass.GOOD}),
     partial: bool = False,
     overwrite: bool = False,
+    without: Set[str] = frozenset(),
     statement: Sequence[StatementLine] = (),
     clock: Clock | None = None,
 ) -> ExportReport:
@@ -93,6 +105,7 @@ async def export_rows(
         partial: also write `<stem>.partial.jsonl`: of the other conversations, those leading
             answers that are of the chosen classes, where there are any.
         overwrite: replace files that exist; without it they are an error.
+        without: tags of endpoints whose answers are left out, e.g. those that failed an audit.
         statement: the ledger's statement (`await ledger.statement()`), for the manifest.
     Raises:
         ConfigurationError: the format is unknown or not installed, or a class is quarantined.
@@ -122,7 +135,7 @@ async def export_rows(
         rest: RowWriter | None = None
         if partial_path is not None:
             rest = JsonlWriter(HashingFile(stack.enter_context(atomic_file(partial_path))))
-        await _write_all(rows, stored, chosen, writer, rest, totals)
+        await _write_all(rows, stored, _Choice(chosen, frozenset(without)), writer, rest, totals)
         # An old manifest must not stand beside the new file, not even for a moment.
         manifest_path.unlink(missing_ok=True)
     report = ExportReport(
@@ -135,7 +148,7 @@ async def export_rows(
         sha256=file.sha256(),
     )
     manifest = await _manifest(
-        rows, stored, report, totals, chosen, statement, (clock or SystemClock()).time_s()
+        rows, stored, report, totals, chosen, without, statement, (clock or SystemClock()).time_s()
     )
     atomic_write(manifest_path, (json.dumps(manifest, indent=2) + "\n").encode())
     return report
@@ -144,27 +157,28 @@ async def export_rows(
 async def _write_all(
     rows: RowSource,
     stored: StoredRun,
-    chosen: frozenset[RowClass],
+    choice: _Choice,
     writer: RowWriter,
     rest: RowWriter | None,
     totals: _Totals,
 ) -> None:
     model = str(stored.config["model"])
     async for row in rows.rows(stored.run_id):
-        leading = tuple(takewhile(lambda record: record.row_class in chosen, row.turns))
+        leading = tuple(takewhile(choice.takes, row.turns))
         if len(leading) == len(row.prompt.turns):
             writer.write(row_data(row, leading, model=model))
             totals.count(row)
             continue
-        totals.left_out[_why_left_out(row, leading)] += 1
+        totals.left_out[_why_left_out(row, leading, choice)] += 1
         if rest is not None and leading:
             rest.write(row_data(row, leading, model=model))
             totals.partial_rows += 1
 
 
-def _why_left_out(row: StoredRow, leading: tuple[TurnRecord, ...]) -> str:
+def _why_left_out(row: StoredRow, leading: tuple[TurnRecord, ...], choice: _Choice) -> str:
     if len(leading) < len(row.turns):
-        return row.turns[len(leading)].row_class.value
+        first = row.turns[len(leading)]
+        return first.row_class.value if first.row_class not in choice.classes else "endpoint_failed"
     if row.state is RowState.FINISHED and row.row_class is not None:
         return f"ended_by_{row.row_class.value}"
     return row.state.value
@@ -176,6 +190,7 @@ async def _manifest(
     report: ExportReport,
     totals: _Totals,
     chosen: frozenset[RowClass],
+    without: Set[str],
     statement: Sequence[StatementLine],
     at_s: float,
 ) -> dict[str, Any]:
@@ -187,6 +202,7 @@ async def _manifest(
         "sha256": report.sha256,
         "rows": totals.rows,
         "chosen_classes": sorted(item.value for item in chosen),
+        "without_endpoints": sorted(without),
         "turns_per_class": dict(totals.classes),
         "rows_per_dataset": dict(totals.datasets),
         "tokens": dict(totals.tokens),

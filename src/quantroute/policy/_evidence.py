@@ -32,7 +32,8 @@ class EvidenceRow:
     """What one provider serves for one model, according to `source`.
 
     Without `tag` it speaks of all of the provider's endpoints for that model. `quantization` may
-    be UNKNOWN: then the row says that the label is not to be believed.
+    be UNKNOWN: then the row says that the label is not to be believed. `failed` says more: the
+    answers are not those of the model, and no setting accepts the endpoint.
     """
 
     model: str
@@ -43,6 +44,7 @@ class EvidenceRow:
     expires: dt.date
     tag: str | None = None
     note: str = ""
+    failed: bool = False
 
     def is_fresh(self, at: dt.datetime) -> bool:
         """Whether the row still counts at `at` (UTC); the day of `expires` is its last."""
@@ -164,6 +166,15 @@ class EvidenceTable:
         found = [row for row in self.serving if _same(row.model, ids) and row.speaks_of(endpoint)]
         return next((row for row in found if row.is_fresh(at)), found[0] if found else None)
 
+    def failed_tags(self, model: str, *, at: dt.datetime) -> frozenset[str]:
+        """Tags whose fresh rows say that they do not serve the model."""
+        ids = self._ids(model)
+        return frozenset(
+            row.tag
+            for row in self.serving
+            if row.failed and row.tag is not None and row.is_fresh(at) and _same(row.model, ids)
+        )
+
     def _ids(self, model: str) -> tuple[str, ...]:
         for row in self.natives:
             if _same(model, (row.model, *row.aliases)):
@@ -231,6 +242,7 @@ class _WireServing(_WireRow):
     provider: _Text
     quantization: Annotated[Quantization, BeforeValidator(_served_format)]
     tag: _Text | None = None
+    failed: bool = False
 
 
 class _WireTable(BaseModel):

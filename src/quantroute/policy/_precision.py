@@ -44,6 +44,14 @@ def judge_precision(
     if row is not None and not row.is_fresh(at):
         notes = (_expired(row),)
         row = None
+    if row is not None and row.failed:
+        precision = Precision(
+            quantization=row.quantization,
+            source="none" if row.quantization is Quantization.UNKNOWN else "evidence",
+            native=native,
+            evidence=row,
+        )
+        return precision, (_failed(row),)
     stated = endpoint.quantization if row is None else row.quantization
     if stated is Quantization.UNKNOWN:
         precision = Precision(
@@ -123,6 +131,15 @@ def _why_unknown(endpoint: Endpoint, row: EvidenceRow | None) -> str:
     if label is not None and label.strip().lower() != Quantization.UNKNOWN.value:
         return f"label {label!r} is not a known format"
     return "precision not published"
+
+
+def _failed(row: EvidenceRow) -> Reason:
+    because = f": {row.note}" if row.note else ""
+    return Reason(
+        "evidence_failed",
+        f"does not serve the model it claims ({row.source}, {row.date}, until {row.expires})"
+        f"{because}",
+    )
 
 
 def _expired(row: EvidenceRow) -> Reason:

@@ -203,6 +203,7 @@ def _question(state: ServiceState, ask: Ask, endpoint: LiveEndpoint) -> AnswerRe
         prompt_id=request.prompt_id,
         sample=ask.sample,
         rng=rng,
+        endpoint=endpoint.tag,
     )
 
 

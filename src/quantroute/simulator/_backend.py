@@ -39,6 +39,7 @@ class AnswerRequest:
     `limit_tokens` bounds reasoning and content together, `thinking_limit_tokens` (a budget, or an
     effort's share) the reasoning alone. `sample` numbers the answers given to
     this prompt so far, so that several samples of one prompt can differ; `rng` is seeded by both.
+    `endpoint` is the tag that serves, for backends in which endpoints differ.
     """
 
     model: str
@@ -50,6 +51,7 @@ class AnswerRequest:
     prompt_id: str
     sample: int
     rng: random.Random
+    endpoint: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
