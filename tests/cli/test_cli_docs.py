@@ -37,6 +37,7 @@ NOT_RUN = {
     "simulate": "serves until it is interrupted",
     "serve": "serves until it is interrupted",
     "extract": "needs a target's weights",
+    "convert": "needs extracted states",
     "train": "needs a trainer",
     "export-drafter": "needs a trained drafter",
     "audit": "needs a target's weights",
@@ -61,6 +62,7 @@ NOT_OURS = {
     "valkey-server": "another program",
     "vllm": "another program",
     "twine": "part of a release",
+    "rm": "part of a release",
     "uv": "makes an environment",
 }
 #: Commands that ask the service, and so a simulator in its place.
@@ -99,6 +101,7 @@ def run_line(line: str, code: int, service: ThreadedSimulator) -> None:
     assert ended.code == code, (line, ended.out, ended.err)
 
 
+@pytest.mark.timeout(300)  # a page may have a dozen runs
 @pytest.mark.parametrize("page", PAGES_WITH_CONSOLE, ids=lambda page: str(page.relative_to(ROOT)))
 def test_the_commands_of_a_page_run_one_after_the_other(
     page: Path, service: ThreadedSimulator

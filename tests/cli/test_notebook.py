@@ -71,6 +71,7 @@ def _metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SIMULATOR_KEY", "")  # so that what the notebook sets is undone
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.usefixtures("_metrics")
 async def test_the_notebook_runs_from_top_to_bottom(capsys: pytest.CaptureFixture[str]) -> None:
     """Every cell in order, in one loop; what a cell ends with can be shown."""

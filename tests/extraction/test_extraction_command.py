@@ -247,3 +247,29 @@ def test_ctrl_c_finishes_the_shard_and_says_how_to_go_on(here: Path) -> None:
     assert not list((here / "states").rglob("*.tmp"))
     ended = extract(here, "--json").data
     assert (ended["resumed_shards"], ended["is_complete"]) == (done, True)
+
+
+@pytest.mark.parametrize("trainer", ["speculators", "specforge", "modelopt"])
+def test_a_store_becomes_a_trainers_folder(here: Path, trainer: str) -> None:
+    pytest.importorskip("datasets", reason="speculators' form is an arrow dataset")
+    assert extract(here).code == 0
+    words = ("convert", here / "states", here / "data", "--target", here / "target")
+    ended = quantroute(*words, "--trainer", trainer, "--json")
+    assert ended.code == 0, ended.err
+    store = StateStore.open(here / "states")
+    lengths = {len(item.example) for item in store}
+    assert ended.data["examples"] + ended.data["duplicates"] == sum(1 for _ in store)
+    assert ended.data["tokens"] >= max(lengths)
+    manifest = json.loads((here / "data" / "manifest.json").read_text())
+    assert manifest["state"] == "complete"
+    again = quantroute(*words, "--trainer", trainer)
+    assert again.code == 0
+    assert f"examples, {ended.data['tokens']:,} tokens" in again.out
+
+
+def test_a_trainer_nobody_knows_is_refused(here: Path) -> None:
+    assert extract(here).code == 0
+    words = ("convert", here / "states", here / "data", "--target", here / "target")
+    ended = quantroute(*words, "--trainer", "eagle")
+    assert ended.code == 2
+    assert "speculators, specforge, modelopt" in ended.err

@@ -12,6 +12,7 @@ from typer.core import TyperGroup
 from quantroute._log import get_logger
 from quantroute._version import __version__
 from quantroute.cli import (
+    _convert,
     _demo,
     _doctor,
     _endpoints,
@@ -78,6 +79,7 @@ app.command("export")(_export.export)
 app.command("report")(_report.report)
 app.command("serve")(_serve.serve)
 app.command("extract")(_extract.extract)
+app.command("convert")(_convert.convert)
 app.command("simulate")(_simulate.simulate)
 app.command("train")(_train.train)
 app.command("export-drafter")(_export_drafter.export_drafter)

@@ -29,9 +29,9 @@ class DemoSize:
     target: TargetSize = field(default_factory=TargetSize)
     prompts: int = 500
     max_output_tokens: int = 120
-    epochs: int = 6
+    epochs: int = 10
     learning_rate: float = 2e-3
-    packed_tokens: int = 512
+    packed_tokens: int = 1_024
     draft_vocab_size: int = 640
     speculate_prompts: int = 6
 

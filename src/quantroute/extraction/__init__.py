@@ -37,6 +37,7 @@ from quantroute.extraction._tokens_report import (
     RefusalReason,
     TokensReport,
 )
+from quantroute.extraction._training_data import TRAINERS, write_training_data
 from quantroute.extraction._transformers import TransformersSource
 from quantroute.extraction._vllm import VllmSource
 from quantroute.extraction._vocabulary import (
@@ -47,6 +48,7 @@ from quantroute.extraction._vocabulary import (
 
 __all__ = [
     "KIMI_STYLE_TEMPLATE",
+    "TRAINERS",
     "CountComparison",
     "DiskNeed",
     "DraftVocabulary",
@@ -98,4 +100,5 @@ __all__ = [
     "write_modelopt",
     "write_specforge",
     "write_speculators",
+    "write_training_data",
 ]

@@ -27,35 +27,17 @@ def write_training_data(spec: PipelineSpec) -> FormatReport:
     from quantroute import extraction
 
     store = extraction.StateStore.open(spec.states)
-    target = extraction.Target.read(spec.target)
-    trainer = load_train_spec(spec.path).trainer
-    facts = extraction.StatesFacts(
+    held: list[str] = []
+    report = extraction.write_training_data(
+        store,
+        spec.training_data,
+        trainer=load_train_spec(spec.path).trainer,
         # From where the file stands: the folder may lie elsewhere on the next machine.
-        model=str(spec.target),
-        num_layers=target.num_layers,
-        hidden_size=target.hidden_size,
-        vocab_size=target.vocab_size,
-        layers=store.layers,
-        dtype=store.dtype,
+        target=spec.target,
+        draft_vocab_size=spec.data.draft_vocab_size,
+        states=_kept(store, spec, held),
         provenance=file_hashes({"states": spec.states / "manifest.json"}),
     )
-    forced = () if spec.data.draft_vocab_size is None else extraction.special_token_ids(spec.target)
-    held: list[str] = []
-    states = _kept(store, spec, held)
-    size = spec.data.draft_vocab_size
-    if trainer == "specforge":
-        report = extraction.write_specforge(
-            states,
-            spec.training_data,
-            facts=facts,
-            norm=store.final_norm(),
-            draft_vocab_size=size,
-            forced=forced,
-        )
-    else:
-        report = extraction.write_speculators(
-            states, spec.training_data, facts=facts, draft_vocab_size=size, forced=forced
-        )
     if not held:
         raise DatasetError(
             path=str(spec.states), problem="no row fell to evaluation; raise held_out_share"

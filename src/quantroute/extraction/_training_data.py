@@ -1,0 +1,86 @@
+"""From a finished store of states to one trainer's files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from quantroute.errors import ConfigurationError
+from quantroute.extraction._formats import (
+    FormatReport,
+    StatesFacts,
+    write_modelopt,
+    write_specforge,
+    write_speculators,
+)
+from quantroute.extraction._records import States
+from quantroute.extraction._store import StateStore
+from quantroute.extraction._target import Target
+from quantroute.extraction._vocabulary import special_token_ids
+
+__all__ = ["TRAINERS", "write_training_data"]
+
+TRAINERS: Final = ("speculators", "specforge", "modelopt")
+
+
+def write_training_data(
+    store: StateStore,
+    folder: Path | str,
+    *,
+    trainer: str,
+    target: Path | str,
+    draft_vocab_size: int | None = None,
+    states: Iterable[States] | None = None,
+    provenance: Mapping[str, Any] | None = None,
+    on_example: Callable[[int], None] | None = None,
+) -> FormatReport:
+    """Write `folder` as `trainer` reads it; stopped at any point, the same call goes on.
+
+    Args:
+        trainer: one of `TRAINERS`. SpecForge and ModelOpt want the last state after the final norm,
+            which is applied here; speculators wants it before.
+        target: the target's folder: its sizes, and its special tokens, which a draft vocabulary
+            must have.
+        draft_vocab_size: tokens the drafter may propose; None keeps the target's whole vocabulary.
+        states: those of the store to write, in their order; all of them by default.
+        provenance: JSON values for the folder's manifest.
+
+    Raises:
+        ConfigurationError: no such trainer, or an impossible vocabulary.
+        DatasetError: the folder holds something else, or no example is left to write.
+        JournalError: another process writes there.
+    """
+    if trainer not in TRAINERS:
+        raise ConfigurationError(f"no trainer is called {trainer!r}; known: {', '.join(TRAINERS)}")
+    sizes = Target.read(Path(target))
+    facts = StatesFacts(
+        model=str(target),
+        num_layers=sizes.num_layers,
+        hidden_size=sizes.hidden_size,
+        vocab_size=sizes.vocab_size,
+        layers=store.layers,
+        dtype=store.dtype,
+        provenance=provenance or {},
+    )
+    forced = () if draft_vocab_size is None else special_token_ids(Path(target))
+    chosen = store if states is None else states
+    if trainer == "speculators":
+        return write_speculators(
+            chosen,
+            folder,
+            facts=facts,
+            draft_vocab_size=draft_vocab_size,
+            forced=forced,
+            on_example=on_example,
+        )
+    write = write_specforge if trainer == "specforge" else write_modelopt
+    return write(
+        chosen,
+        folder,
+        facts=facts,
+        norm=store.final_norm(),
+        draft_vocab_size=draft_vocab_size,
+        forced=forced,
+        on_example=on_example,
+    )
