@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from html.parser import HTMLParser
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quantroute._html import Html, joined, notebook_table, tag, text
@@ -32,6 +32,7 @@ fit = st.text(
 )
 
 
+@settings(deadline=None)  # a busy machine is no failure
 @given(content=fit, value=fit)
 def test_text_and_attributes_come_back_as_they_were(content: str, value: str) -> None:
     read = Reader(tag("p", content, title=value))
@@ -39,6 +40,7 @@ def test_text_and_attributes_come_back_as_they_were(content: str, value: str) ->
     assert read.data == content
 
 
+@settings(deadline=None)  # a busy machine is no failure
 @given(st.text())
 def test_any_text_can_be_encoded_and_holds_no_markup(content: str) -> None:
     page = text(content)

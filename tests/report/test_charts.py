@@ -9,7 +9,7 @@ from itertools import pairwise
 from xml.etree import ElementTree
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quantroute.report._charts import WIDTH, Bar, Box, Line, Part, bars, boxes, lines, stacks
@@ -22,6 +22,8 @@ from quantroute.report._scale import (
     span_text,
 )
 
+#: A busy machine is no failure.
+patient = settings(deadline=None)
 sizes = st.floats(1e-9, 1e12)
 
 
@@ -39,6 +41,7 @@ def places(svg: str) -> Iterator[tuple[float, float]]:
             yield float(element.attrib["x1"]), float(element.attrib["x2"])
 
 
+@patient
 @given(sizes)
 def test_ticks_are_round_and_reach_far_enough(highest: float) -> None:
     ticks = nice_ticks(highest)
@@ -52,11 +55,12 @@ def test_ticks_are_round_and_reach_far_enough(highest: float) -> None:
     assert min(abs(leading - round_) for round_ in (1, 2, 2.5, 5, 10)) < 1e-6
 
 
-@pytest.mark.parametrize("odd", [0.0, -1.0, math.nan, math.inf])
+@pytest.mark.parametrize("odd", [0.0, -1.0, 5e-324, math.nan, math.inf])
 def test_nothing_has_ticks_too(odd: float) -> None:
     assert nice_ticks(odd) == [0.0, 1.0]
 
 
+@patient
 @given(sizes, sizes)
 def test_logarithmic_ticks_span_both(one: float, other: float) -> None:
     lowest, highest = sorted((one, other))
@@ -66,6 +70,7 @@ def test_logarithmic_ticks_span_both(one: float, other: float) -> None:
     assert ticks[-1] >= highest * (1 - 1e-9)
 
 
+@patient
 @given(st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=60))
 def test_quartiles_are_the_usual_ones(values: list[float]) -> None:
     spread = Spread.of(values)
@@ -100,12 +105,14 @@ def test_times() -> None:
     ]
 
 
+@patient
 @given(st.lists(st.tuples(st.floats(0, 1e9), st.none() | st.floats(0, 1e9)), max_size=6))
 def test_bars_stay_inside(values: list[tuple[float, float | None]]) -> None:
     rows = [Bar(label="x", value=value, text="y", goal=goal) for value, goal in values]
     assert all(0 <= a <= b <= WIDTH for a, b in places(bars(rows, title="t", description="d")))
 
 
+@patient
 @given(st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=30))
 def test_boxes_stay_inside(values: list[float]) -> None:
     spread = Spread.of(values)
@@ -120,6 +127,7 @@ def test_stacks_fill_the_rail() -> None:
     assert [*places(svg)] == [(0, WIDTH), (0, 0.75 * WIDTH), (0.75 * WIDTH, WIDTH)]
 
 
+@patient
 @given(
     st.lists(st.tuples(st.floats(0, 1e6), st.floats(0, 1e6)), max_size=900),
     st.booleans(),

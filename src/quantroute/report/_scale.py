@@ -23,6 +23,8 @@ __all__ = [
 
 _STEPS: Final = (1.0, 2.0, 2.5, 5.0, 10.0)
 _MOST_TICKS: Final = 50
+#: Less than this is nothing: a step of it could not be told from zero.
+_LEAST: Final = 1e-300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +60,7 @@ def _quantile(ranked: Sequence[float], share: float) -> float:
 
 def nice_ticks(highest: float, *, about: int = 4) -> list[float]:
     """Round numbers from zero to at least `highest`, some `about` steps apart."""
-    if not math.isfinite(highest) or highest <= 0:
+    if not math.isfinite(highest) or highest < _LEAST:
         return [0.0, 1.0]
     raw = highest / about
     power = 10.0 ** math.floor(math.log10(raw))
