@@ -36,9 +36,9 @@ from quantroute.generation._prompts import (
     read_prompts,
 )
 from quantroute.generation._quality import Judgement, RowClass, classify, loop_score
-from quantroute.generation._records import RowState, StoredRow, TurnRecord
+from quantroute.generation._records import RowCounts, RowState, StoredRow, StoredRun, TurnRecord
 from quantroute.generation._report import Progress, RunReport, StopReason, truncation_rates
-from quantroute.generation._rows import RowCounts, RowStore, StoredRun
+from quantroute.generation._rows import RowStore
 from quantroute.generation._run import DEFAULT_DRAIN_S, Run
 from quantroute.generation._shard import Shard
 from quantroute.generation._shards import ShardedRows

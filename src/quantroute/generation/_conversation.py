@@ -26,8 +26,8 @@ from quantroute.errors import BudgetExceeded, QuantrouteError
 from quantroute.generation._config import RunConfig
 from quantroute.generation._limits import OutputLimits, remaining_pusd
 from quantroute.generation._quality import RowClass, classify
-from quantroute.generation._records import RowState, StoredRow, TurnRecord, turn_record
-from quantroute.generation._rows import RowId, RowStore
+from quantroute.generation._records import RowId, RowState, StoredRow, TurnRecord, turn_record
+from quantroute.generation._rows import RowStore
 from quantroute.generation._statistical import StatisticalReserve
 from quantroute.ledger import Account, EntryId, Ledger, lineage
 from quantroute.routing import Mix
