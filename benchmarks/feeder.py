@@ -34,19 +34,12 @@ from quantroute.client import (
     Completion,
     Provenance,
 )
-from quantroute.domain import (
-    Endpoint,
-    EndpointKey,
-    Pricing,
-    Quantization,
-    Quote,
-    Sampling,
-    TokenUsage,
-)
+from quantroute.domain import Endpoint, EndpointKey, Quantization, Sampling
 from quantroute.errors import QuantrouteError
 from quantroute.generation import DatasetSource, Progress, Prompt, Run, RunConfig, read_prompts
 from quantroute.ledger import Basis, Charge
 from quantroute.policy import Precision
+from quantroute.pricing import Pricing, Quote, TokenUsage
 from quantroute.routing import Mix
 
 MODEL = "moonshotai/kimi-k2.5"

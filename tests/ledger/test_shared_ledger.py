@@ -19,7 +19,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quantroute.domain import TokenUsage
 from quantroute.errors import (
     BudgetExceeded,
     ConfigurationError,
@@ -29,6 +28,7 @@ from quantroute.errors import (
 )
 from quantroute.ledger import Account, Basis, BudgetLedger, Charge, Ledger, SharedLedger
 from quantroute.money import MAX_AMOUNT_PUSD, NO_CAP
+from quantroute.pricing import TokenUsage
 from redis_support import RedisServer, redis_server
 
 pytestmark = pytest.mark.redis

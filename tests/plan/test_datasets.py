@@ -24,7 +24,7 @@ from generation.fakes import (
 )
 from plan_support import AT, INCEPTRON, write_prompts, write_spec
 from quantroute.client import AnswerSink, ChatRequest, Completion
-from quantroute.domain import Sampling, TokenUsage
+from quantroute.domain import Sampling
 from quantroute.errors import BudgetExceeded, ConfigurationError, DatasetError, KeyRejected
 from quantroute.generation import (
     DatasetRun,
@@ -43,6 +43,7 @@ from quantroute.generation import (
 from quantroute.ledger import Account, BudgetLedger
 from quantroute.money import to_usd
 from quantroute.policy import BoundPolicy, ExclusionPolicy
+from quantroute.pricing import TokenUsage
 
 pytestmark = pytest.mark.timeout(20)
 

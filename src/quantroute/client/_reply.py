@@ -14,8 +14,8 @@ from typing import Any, Final
 
 from quantroute.client._sse import EventStream
 from quantroute.client._wire import AnyMessage, AnyReply, AnyUsage, WireError, read_reply
-from quantroute.domain import TokenUsage
 from quantroute.money import parse_reported_usd
+from quantroute.pricing import TokenUsage
 from quantroute.secrets import Redactor
 
 __all__ = ["BodyDecoder", "Reply", "ServiceError", "StreamDecoder", "header", "loads", "shortened"]

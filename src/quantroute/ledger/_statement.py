@@ -8,10 +8,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from typing import Final
 
-from quantroute.domain import TokenUsage
 from quantroute.ledger._records import Account, Basis, EntryId
 from quantroute.ledger._state import OVERRUN, AccountState
 from quantroute.money import NO_CAP, Cap
+from quantroute.pricing import TokenUsage
 
 __all__ = [
     "Balance",

@@ -10,9 +10,9 @@ from typing import Final
 
 from pydantic import ValidationError
 
-from quantroute.domain import Pricing
 from quantroute.errors import ConfigurationError, EndpointDataError
 from quantroute.money import usd_per_million
+from quantroute.pricing import Pricing
 from quantroute.registry._endpoints import describe, entries_of, stamp
 from quantroute.registry._pricing import parse_pricing
 from quantroute.registry._wire import WireArchitecture, WireModel
