@@ -91,7 +91,7 @@ _HOME = {
         "RowRefused",
         "Timeouts",
     ),
-    "domain": ("Endpoint", "Pricing", "Quantization", "Sampling", "TokenUsage"),
+    "domain": ("Endpoint", "Quantization", "Sampling"),
     "errors": (
         "AccountError",
         "BudgetExceeded",
@@ -103,6 +103,7 @@ _HOME = {
     "ledger": ("Account", "BudgetLedger"),
     "money": ("NO_CAP",),
     "policy": ("EvidenceTable", "ExclusionPolicy", "Verdict"),
+    "pricing": ("Pricing", "TokenUsage"),
     "registry": ("ProviderRegistry",),
     "secrets": ("EnvKey",),
     "_http": ("Service",),

@@ -36,7 +36,15 @@ from quantroute.generation._prompts import (
     read_prompts,
 )
 from quantroute.generation._quality import Judgement, RowClass, classify, loop_score
-from quantroute.generation._records import RowCounts, RowState, StoredRow, StoredRun, TurnRecord
+from quantroute.generation._readings import known_reading
+from quantroute.generation._records import (
+    Reading,
+    RowCounts,
+    RowState,
+    StoredRow,
+    StoredRun,
+    TurnRecord,
+)
 from quantroute.generation._report import Progress, RunReport, StopReason, truncation_rates
 from quantroute.generation._rows import RowStore
 from quantroute.generation._run import DEFAULT_DRAIN_S, Run
@@ -76,6 +84,7 @@ __all__ = [
     "Prompt",
     "Purse",
     "QualityAlarm",
+    "Reading",
     "RowClass",
     "RowCounts",
     "RowState",
@@ -99,6 +108,7 @@ __all__ = [
     "dataset_name",
     "deadline_s",
     "export_rows",
+    "known_reading",
     "load_run_spec",
     "loop_score",
     "make_plan",

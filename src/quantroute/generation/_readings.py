@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from quantroute.generation._config import RunConfig
 from quantroute.generation._feed import Feed
 from quantroute.generation._known import KnownRows
 from quantroute.generation._records import Reading, StoredRun
 from quantroute.generation._rows import RowStore
 from quantroute.generation._shard import Shard
 
-__all__ = ["Readings"]
+__all__ = ["Readings", "known_reading"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,5 +55,24 @@ class Readings:
 
     def _name_of(self, feed: Feed) -> str:
         """The feed's source, with what else decides about the rows that it gives."""
-        part = "" if self.shard is None else f":{self.shard}"
-        return f"{feed.dataset or ''}:{feed.rollouts or ''}:{feed.source}{part}"
+        return _source_name(feed.source, self.shard, f"{feed.dataset or ''}:{feed.rollouts or ''}")
+
+
+async def known_reading(
+    rows: RowStore, config: RunConfig, *, source: str, shard: Shard | None = None
+) -> Reading | None:
+    """What a run of one feed without datasets has read of `source`, if all those rows are done.
+
+    For whoever wants to know before it starts how many rows there are. None for anything else.
+    """
+    await rows.prepare()
+    run = next((run for run in await rows.runs() if run.name == config.name), None)
+    if run is None:
+        return None
+    name = _source_name(source, shard, ":")
+    return await rows.reading(run.run_id, name, config_hash=config.config_hash())
+
+
+def _source_name(source: str | None, shard: Shard | None, part_read: str) -> str:
+    part = "" if shard is None else f":{shard}"
+    return f"{part_read}:{source}{part}"

@@ -44,6 +44,7 @@ __all__ = [
     "fail_row",
     "forget_readings",
     "open_run",
+    "read_census",
     "read_counts",
     "read_last_row_id",
     "read_lengths",
@@ -150,6 +151,14 @@ def read_reading(
         (run_id, source, config_hash),
     ).fetchone()
     return None if found is None else Reading(*found)
+
+
+def read_census(connection: sqlite3.Connection, key: str) -> str | None:
+    """What was counted, as it was noted."""
+    found = connection.execute(
+        "SELECT census FROM generation_censuses WHERE key = ?", (key,)
+    ).fetchone()
+    return None if found is None else str(found[0])
 
 
 def read_counts(connection: sqlite3.Connection, run_id: int) -> tuple[RowCounts, ...]:

@@ -28,6 +28,7 @@ from quantroute.generation._row_sql import (
     fail_row,
     forget_readings,
     open_run,
+    read_census,
     read_counts,
     read_last_row_id,
     read_lengths,
@@ -120,6 +121,18 @@ class RowStore:
     async def forget_readings(self, run_id: int) -> None:
         """Rows that were done are to be had anew: what was read must be read again."""
         await self._store.submit(lambda c: forget_readings(c, run_id))
+
+    async def census(self, key: str) -> str | None:
+        """What was noted under that key of `note_census`."""
+        return await self._store.aread(lambda c: read_census(c, key))
+
+    async def note_census(self, key: str, census: str) -> None:
+        """Keep a count of prompts; `key` is a hash of all that it depends on."""
+        await self._store.submit(
+            lambda c: c.execute(
+                "INSERT OR REPLACE INTO generation_censuses VALUES (?, ?)", (key, census)
+            )
+        )
 
     async def counts(self, run_id: int) -> tuple[RowCounts, ...]:
         """Rows per dataset, state and class."""
