@@ -45,6 +45,7 @@ __all__ = [
     "RECORDS_WITHIN_S",
     "Job",
     "Outcome",
+    "check_prompts",
     "count_rows",
     "perform",
     "worker_settings",
