@@ -5,8 +5,9 @@
 
 The client is a stand-in without a network: it answers at once. Everything else is real: prompts are
 read from a file, every request is reserved and posted in the ledger, every row is stored with its
-charge in one transaction. Then two processes resume the finished run: one that may pass over the
-file since all its rows are done (`source`), and one that reads every prompt again.
+charge in one transaction. Then three processes resume the finished run: one that may pass over the
+file since all its rows are done (`source`), one that reads every prompt again, and the command,
+`quantroute generate`, from its first import to its exit; its endpoints are a simulator's.
 """
 
 from __future__ import annotations
@@ -34,19 +35,21 @@ from quantroute.client import (
     Completion,
     Provenance,
 )
-from quantroute.domain import (
-    Endpoint,
-    EndpointKey,
-    Pricing,
-    Quantization,
-    Quote,
-    Sampling,
-    TokenUsage,
-)
+from quantroute.domain import Endpoint, EndpointKey, Quantization, Sampling
 from quantroute.errors import QuantrouteError
-from quantroute.generation import DatasetSource, Progress, Prompt, Run, RunConfig, read_prompts
+from quantroute.generation import (
+    DatasetSource,
+    Progress,
+    Prompt,
+    Run,
+    RunConfig,
+    dataset_name,
+    policy_class,
+    read_prompts,
+)
 from quantroute.ledger import Basis, Charge
-from quantroute.policy import Precision
+from quantroute.policy import ExclusionPolicy, Precision
+from quantroute.pricing import Pricing, Quote, TokenUsage
 from quantroute.routing import Mix
 
 MODEL = "moonshotai/kimi-k2.5"
@@ -142,6 +145,19 @@ def rss_mb() -> float:
     return pages * resource.getpagesize() / 2**20
 
 
+def config_of(folder: Path) -> RunConfig:
+    """The settings that the command has for that folder and these prompts in a rehearsal."""
+    source = DatasetSource.of(folder / "prompts.jsonl")
+    return RunConfig(
+        name=dataset_name(folder.name),
+        model=MODEL,
+        max_output_tokens=64,
+        datasets=(source.name,),
+        policy_class=f"simulated:{policy_class(ExclusionPolicy())}",
+        sources=(source,),
+    )
+
+
 async def start(folder: Path, *, has_source: bool, marks: tuple[int, ...]) -> dict[str, Any]:
     """One start of the run; RSS when so many rows have ended, and what it took."""
     path = folder / "prompts.jsonl"
@@ -153,9 +169,10 @@ async def start(folder: Path, *, has_source: bool, marks: tuple[int, ...]) -> di
 
     began_s, cpu_s = time.perf_counter(), time.process_time()
     async with BudgetLedger.open(folder / "run.sqlite", cap="1000000") as ledger:
-        config = RunConfig(name="bench", model=MODEL, max_output_tokens=64, datasets=("prompts",))
+        config = config_of(folder)
         prompts: Iterator[Prompt] = read_prompts(path)
-        source = DatasetSource.of(path).sha256 if has_source else None
+        (file,) = config.sources
+        source = f"{file.name}:{file.sha256}" if has_source else None
         run = Run(InstantClient(ledger, 2_000), config, prompts, source=source)
         report = await run.execute(watch)
     return {
@@ -175,6 +192,20 @@ def in_process(folder: Path, *options: str) -> dict[str, Any]:
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return figures
+
+
+def command(folder: Path) -> dict[str, Any]:
+    """One start of the command in a rehearsal: what it reports, and its seconds."""
+    words = ["generate", str(folder / "prompts.jsonl"), "--simulate", "--json"]
+    words += ["--out", str(folder), "--model", MODEL, "--max-output-tokens", "64"]
+    began_s, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run(
+        [sys.executable, "-m", "quantroute", *words], stdout=subprocess.PIPE, text=True, check=True
+    )
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    report: dict[str, Any] = json.loads(done.stdout)
+    cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return report | {"wall_s": time.perf_counter() - began_s, "cpu_s": cpu_s}
 
 
 def main() -> None:
@@ -209,6 +240,10 @@ def main() -> None:
                 f"resume, {label}: {again['wall_s']:.2f} s ({again['cpu_s']:.2f} s of CPU), "
                 f"peak RSS {again['peak_mb']:.0f} MB"
             )
+        again = command(folder)
+        if (again["finished"], again["resumed"]) != (0, options.rows):
+            raise SystemExit(f"the command did not find all done: {again}")
+        print(f"resume, the command: {again['wall_s']:.2f} s ({again['cpu_s']:.2f} s of CPU)")
 
 
 if __name__ == "__main__":

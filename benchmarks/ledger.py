@@ -26,8 +26,8 @@ from pathlib import Path
 from shared_budget import redis_server
 
 from quantroute import BudgetLedger
-from quantroute.domain import TokenUsage
 from quantroute.ledger import Account, Basis, Charge, SharedLedger
+from quantroute.pricing import TokenUsage
 
 ACCOUNT = Account("bench/rows")
 CHARGE = Charge(

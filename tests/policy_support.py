@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from quantroute.domain import Endpoint, Pricing, Provider, Quantization
+from quantroute.domain import Endpoint, Provider, Quantization
 from quantroute.money import parse_price
+from quantroute.pricing import Pricing
 
 AT = datetime(2026, 8, 22, 12, tzinfo=UTC)
 K25 = "moonshotai/kimi-k2.5"

@@ -13,11 +13,8 @@ from hypothesis import strategies as st
 
 from quantroute.domain import (
     Endpoint,
-    PriceOverride,
-    Pricing,
     Quantization,
     Sampling,
-    TokenUsage,
     canonical_json,
     canonical_messages,
     check_messages,
@@ -25,6 +22,7 @@ from quantroute.domain import (
     slugify,
 )
 from quantroute.errors import ConfigurationError
+from quantroute.pricing import PriceOverride, Pricing, TokenUsage
 
 NIGHT = datetime(2026, 8, 3, 23, 30, tzinfo=UTC)  # a Monday
 NOON = datetime(2026, 8, 3, 12, 0, tzinfo=UTC)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
         RowRefused,
         Timeouts,
     )
-    from quantroute.domain import Endpoint, Pricing, Quantization, Sampling, TokenUsage
+    from quantroute.domain import Endpoint, Quantization, Sampling
     from quantroute.errors import (
         AccountError,
         BudgetExceeded,
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from quantroute.ledger import Account, BudgetLedger
     from quantroute.money import NO_CAP
     from quantroute.policy import EvidenceTable, ExclusionPolicy, Verdict
+    from quantroute.pricing import Pricing, TokenUsage
     from quantroute.registry import ProviderRegistry
     from quantroute.secrets import EnvKey
 
@@ -90,7 +91,7 @@ _HOME = {
         "RowRefused",
         "Timeouts",
     ),
-    "domain": ("Endpoint", "Pricing", "Quantization", "Sampling", "TokenUsage"),
+    "domain": ("Endpoint", "Quantization", "Sampling"),
     "errors": (
         "AccountError",
         "BudgetExceeded",
@@ -102,6 +103,7 @@ _HOME = {
     "ledger": ("Account", "BudgetLedger"),
     "money": ("NO_CAP",),
     "policy": ("EvidenceTable", "ExclusionPolicy", "Verdict"),
+    "pricing": ("Pricing", "TokenUsage"),
     "registry": ("ProviderRegistry",),
     "secrets": ("EnvKey",),
     "_http": ("Service",),

@@ -8,8 +8,9 @@ import pytest
 
 from quantroute.client._dispatch import Dispatcher
 from quantroute.clock import SystemClock
-from quantroute.domain import Endpoint, Pricing, Quantization
+from quantroute.domain import Endpoint, Quantization
 from quantroute.errors import AccountError
+from quantroute.pricing import Pricing
 from quantroute.routing import Candidate, Feedback, LimitSettings, Router
 
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from quantroute.client._classify import Kind, classify
 from quantroute.client._reply import BodyDecoder, Reply, StreamDecoder
 from quantroute.client._settlement import Hold, Post, Void, settle
-from quantroute.domain import Pricing, TokenUsage
 from quantroute.ledger import Basis
+from quantroute.pricing import Pricing, TokenUsage
 from quantroute.secrets import Redactor
 
 KEY = "sk-or-v1-0123456789abcdef0123456789abcdef"

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quantroute._headers import retry_after_s
 from quantroute.client._classify import Classified, Kind
 from quantroute.client._retry import (
     GiveUp,
@@ -16,7 +17,6 @@ from quantroute.client._retry import (
     RetryPolicy,
     backoff_s,
     next_step,
-    retry_after_s,
 )
 
 NOW = datetime(2026, 9, 10, 6, 0, 0, tzinfo=UTC)

@@ -14,7 +14,7 @@ import pytest
 from client_support import MODEL, fast, opened
 from faults.hostile import LoopClock, answers, completion, facing, leaping
 from quantroute import BudgetLedger, ChatRequest, Client, ConfigurationError, Service
-from quantroute.client import Answered, Attendance, KeyComparison, SettlingSettings
+from quantroute.client import Answered, Attendance, KeyComparison, SettlingSettings, Timeouts
 from quantroute.client._settling import Settler
 from quantroute.errors import BudgetExceeded, EntryStateError
 from quantroute.generation import Prompt, Run, RunConfig, StopReason
@@ -27,6 +27,8 @@ pytestmark = pytest.mark.usefixtures("key")
 EAGER = SettlingSettings(
     poll_s=0.005, first_pause_s=0.005, longest_pause_s=0.02, patience_s=10.0, per_s=2_000.0
 )
+#: A look-up that is given up is made again, and counted twice: not on a slow machine either.
+PATIENT = Timeouts(connect_s=50.0, first_byte_s=50.0, idle_s=50.0, total_s=50.0)
 #: Answers without a bill: the charge is held until the record tells it.
 UNBILLED = Faults(usage_missing=1.0)
 
@@ -41,7 +43,7 @@ def request(text: str = "Hi", **changes: Any) -> ChatRequest:
 
 
 async def all_settled(client: Client) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(50):
         while client.ledger.balance().held_entries:  # noqa: ASYNC110 - no event tells it
             await asyncio.sleep(0.001)
 
@@ -57,11 +59,14 @@ async def postings(ledger: BudgetLedger) -> Counter[str]:
 
 
 async def test_held_charges_are_settled_by_records_that_come_late() -> None:
-    async with opened(scenario(generation_misses=3), settling=EAGER) as (client, simulator):
+    settings = {"settling": EAGER, "timeouts": PATIENT}
+    async with opened(scenario(generation_misses=3), **settings) as (client, simulator):
         async with client.attended() as attendance:
             done = await asyncio.gather(*(client.complete(request(f"p{n}")) for n in range(20)))
             assert all(isinstance(item, Answered) for item in done)
             await all_settled(client)
+            while attendance.settled_entries < 20:  # noqa: ASYNC110 - counted once it is posted
+                await asyncio.sleep(0.001)
         assert client.ledger.balance().posted_pusd == simulator.bill.total_pusd > 0
         assert attendance.settled_entries == 20
         assert attendance.settled_pusd == simulator.bill.total_pusd

@@ -36,7 +36,7 @@ from quantroute.client import Answered, GaveUp, RetryPolicy
 from quantroute.client._catalogue import Catalogue
 from quantroute.client._dispatch import Dispatcher
 from quantroute.clock import SystemClock
-from quantroute.domain import Endpoint, Pricing, Quantization, TokenUsage
+from quantroute.domain import Endpoint, Quantization
 from quantroute.errors import (
     AccountError,
     BudgetExceeded,
@@ -46,6 +46,7 @@ from quantroute.errors import (
     NoEligibleEndpoint,
 )
 from quantroute.ledger import BudgetLedger
+from quantroute.pricing import Pricing, TokenUsage
 from quantroute.routing import BreakerSettings, Candidate, Feedback, LimitSettings, Router
 from quantroute.routing._breaker import Breaker, BreakerState
 from quantroute.simulator import Simulator, kimi_mission_scenario

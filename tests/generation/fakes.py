@@ -20,19 +20,12 @@ from quantroute.client import (
     Provenance,
     RowRefused,
 )
-from quantroute.domain import (
-    Endpoint,
-    EndpointKey,
-    Pricing,
-    Quantization,
-    Quote,
-    Sampling,
-    TokenUsage,
-)
+from quantroute.domain import Endpoint, EndpointKey, Quantization, Sampling
 from quantroute.errors import QuantrouteError
 from quantroute.generation import Prompt, RunConfig
 from quantroute.ledger import Basis, BudgetLedger, Charge, EntryId
 from quantroute.policy import Precision
+from quantroute.pricing import Pricing, Quote, TokenUsage
 
 MODEL = "moonshotai/kimi-k2.5"
 WORST_PUSD = 1_000

@@ -11,7 +11,17 @@ import pytest
 from generation.fakes import FakeClient, Script, echo, make_answer, make_config, make_prompts
 from quantroute.client import ChatRequest, GaveUp, RowRefused
 from quantroute.errors import DatasetError
-from quantroute.generation import Feed, Prompt, RowClass, Run, RunReport, _known
+from quantroute.generation import (
+    Feed,
+    Prompt,
+    RowClass,
+    RowStore,
+    Run,
+    RunReport,
+    Shard,
+    _known,
+    known_reading,
+)
 from quantroute.ledger import BudgetLedger
 from quantroute.money import NO_CAP
 
@@ -127,6 +137,19 @@ async def test_refused_rows_count_as_done_until_they_are_asked_for_again() -> No
         retried = await start(ledger, make_prompts(2), retry_refused=True)
         assert retried.finished == 2
         assert (await start(ledger, unread())).resumed == 2
+
+
+async def test_what_a_source_gave_is_known_before_a_start() -> None:
+    """Rows and duplicates of files with all rows done, for these very settings and no others."""
+    async with BudgetLedger.in_memory(cap="1") as ledger:
+        rows, config = RowStore(ledger.store), make_config()
+        assert await known_reading(rows, config, source="file-1") is None
+        await start(ledger, make_prompts(6) + make_prompts(2))
+        assert await known_reading(rows, config, source="file-1") == (6, 2)
+        assert await known_reading(rows, config, source="file-2") is None
+        assert await known_reading(rows, make_config(rollouts=2), source="file-1") is None
+        shard = Shard(index=1, count=2)
+        assert await known_reading(rows, config, source="file-1", shard=shard) is None
 
 
 async def test_another_source_or_other_settings_are_read() -> None:

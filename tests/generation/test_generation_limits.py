@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quantroute.domain import Quote
 from quantroute.generation._limits import LengthModel, OutputLimits, remaining_pusd
 from quantroute.ledger import Account, BudgetLedger
 from quantroute.money import PicoUSD
+from quantroute.pricing import Quote
 
 QUOTE = Quote(input_pusd=Fraction(450_000), output_pusd=Fraction(2_200_000), fee_pusd=PicoUSD(0))
 DOLLAR = 10**12

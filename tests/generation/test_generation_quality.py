@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from generation.fakes import make_answer
-from quantroute.domain import Sampling, TokenUsage
+from quantroute.domain import Sampling
 from quantroute.generation import RowClass, classify, loop_score
 from quantroute.generation._quality import LOOP_THRESHOLD
+from quantroute.pricing import TokenUsage
 
 ON, OFF = Sampling(reasoning=True), Sampling(reasoning=False)
 PROSE = (

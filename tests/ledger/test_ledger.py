@@ -16,7 +16,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quantroute.domain import TokenUsage
 from quantroute.errors import (
     BudgetExceeded,
     ConfigurationError,
@@ -25,6 +24,7 @@ from quantroute.errors import (
 )
 from quantroute.ledger import ROOT, Account, Basis, BudgetLedger, Charge
 from quantroute.money import NO_CAP
+from quantroute.pricing import TokenUsage
 
 DOLLAR = 10**12
 

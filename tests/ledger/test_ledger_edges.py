@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from quantroute.domain import TokenUsage
 from quantroute.errors import (
     BudgetExceeded,
     ConfigurationError,
@@ -22,6 +21,7 @@ from quantroute.errors import (
 )
 from quantroute.ledger import ROOT, Account, Basis, BudgetLedger, Charge, EntryId, _waiting
 from quantroute.money import MAX_AMOUNT_PUSD, NO_CAP
+from quantroute.pricing import TokenUsage
 
 TEN = "0.000000000010"  # a cap of ten pico-dollars: amounts in these tests are small integers
 

@@ -23,7 +23,6 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from quantroute.domain import TokenUsage
 from quantroute.errors import BudgetExceeded, EntryStateError
 from quantroute.ledger import (
     ROOT,
@@ -39,6 +38,7 @@ from quantroute.ledger._records import CapSet, Held, Identified, Posted, Record,
 from quantroute.ledger._state import LedgerState
 from quantroute.ledger._statement import balance_of
 from quantroute.money import NO_CAP, Cap, PicoUSD, to_usd
+from quantroute.pricing import TokenUsage
 from redis_support import RedisServer
 
 T = TypeVar("T")

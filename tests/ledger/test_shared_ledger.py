@@ -19,7 +19,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quantroute.domain import TokenUsage
 from quantroute.errors import (
     BudgetExceeded,
     ConfigurationError,
@@ -28,7 +27,9 @@ from quantroute.errors import (
     LedgerUnreachable,
 )
 from quantroute.ledger import Account, Basis, BudgetLedger, Charge, Ledger, SharedLedger
+from quantroute.ledger._server_books import read_entries
 from quantroute.money import MAX_AMOUNT_PUSD, NO_CAP
+from quantroute.pricing import TokenUsage
 from redis_support import RedisServer, redis_server
 
 pytestmark = pytest.mark.redis
@@ -281,7 +282,7 @@ async def test_entries_of_a_silent_owner_are_held_not_freed(
         assert other.balance().pending_pusd == 10
     async with SharedLedger.connect(redis.url, name=name) as other:
         await redis_hash(other, "owners", f"{dead_owner}\tbeat", "0")  # last heard of in 1970
-        await other._bury_the_dead()
+        await other._owners.bury_the_dead()
         (held,) = await other.unresolved()
         assert held.reason == "process died"
         assert other.balance().pending_pusd == 10
@@ -317,7 +318,7 @@ async def test_an_owner_taken_for_dead_settles_what_was_held(redis: RedisServer,
         SharedLedger.connect(redis.url, name=name) as other,
     ):
         entry = await slow.reserve(10)
-        await other._hold_for((await other._read_entries())[entry])
+        await other._owners.hold((await read_entries(other._link))[entry])
         await slow.post(entry, charge(4))
         assert slow.balance().posted_pusd == 4
         assert slow.balance().held_pusd == 0

@@ -7,7 +7,6 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from quantroute.domain import TokenUsage
 from quantroute.errors import BudgetExceeded, ConfigurationError, EntryStateError
 from quantroute.ledger._records import (
     ROOT,
@@ -29,6 +28,7 @@ from quantroute.ledger._records import (
 )
 from quantroute.ledger._state import LedgerState
 from quantroute.money import NO_CAP, PicoUSD
+from quantroute.pricing import TokenUsage
 
 ACCOUNTS = [Account(path) for path in ("", "run", "run/a", "run/b", "other")]
 AMOUNTS = st.integers(0, 60)

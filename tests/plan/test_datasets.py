@@ -24,7 +24,7 @@ from generation.fakes import (
 )
 from plan_support import AT, INCEPTRON, write_prompts, write_spec
 from quantroute.client import AnswerSink, ChatRequest, Completion
-from quantroute.domain import Sampling, TokenUsage
+from quantroute.domain import Sampling
 from quantroute.errors import BudgetExceeded, ConfigurationError, DatasetError, KeyRejected
 from quantroute.generation import (
     DatasetRun,
@@ -40,9 +40,11 @@ from quantroute.generation import (
     run_datasets,
     take_census,
 )
+from quantroute.generation._census import known_census
 from quantroute.ledger import Account, BudgetLedger
 from quantroute.money import to_usd
 from quantroute.policy import BoundPolicy, ExclusionPolicy
+from quantroute.pricing import TokenUsage
 
 pytestmark = pytest.mark.timeout(20)
 
@@ -389,6 +391,24 @@ def test_duplicates_within_and_across_datasets_are_counted(tmp_path: Path) -> No
     # "three" and "one" have two rollouts in x already: the third is y's own.
     assert (y.prompts, y.duplicates_within, y.duplicates_across, y.rows) == (3, 0, 2, 5)
     assert x.input_bytes == 2 * len("onetwothree")
+
+
+async def test_prompts_are_counted_once_for_all_starts(tmp_path: Path) -> None:
+    """What a start counted holds as long as files and settings are the same."""
+    write_prompts(tmp_path / "x.jsonl", ["one", "two", "two"])
+    line = '[[dataset]]\nname = "x"\nprompts = "x.jsonl"\nmax_output_tokens = 9\nrollouts = {}'
+    spec = spec_of(tmp_path, line.format(1), cap_pusd=PLENTY)
+    counted = take_census(spec.datasets, spec.config())
+    async with opened(PLENTY) as ledger:
+        rows = RowStore(ledger.store)
+        await rows.prepare()
+        assert await known_census(rows, spec.datasets, spec.config()) is None
+        await run_datasets(PlanningFake(ledger), spec)
+        assert await known_census(rows, spec.datasets, spec.config()) == counted
+        more = spec_of(tmp_path, line.format(2), cap_pusd=PLENTY)
+        assert await known_census(rows, more.datasets, more.config()) is None
+        write_prompts(tmp_path / "x.jsonl", ["one", "two", "six"])
+        assert await known_census(rows, spec.datasets, spec.config()) is None
 
 
 def test_the_same_prompt_with_other_sampling_is_no_duplicate(tmp_path: Path) -> None:

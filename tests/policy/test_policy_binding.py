@@ -19,9 +19,10 @@ from policy_support import (
     recorded_catalogue,
     recorded_endpoints,
 )
-from quantroute.domain import Endpoint, PriceOverride, Pricing, Provider
+from quantroute.domain import Endpoint, Provider
 from quantroute.errors import NoEligibleEndpoint, UnknownName
 from quantroute.policy import BoundPolicy, ExclusionPolicy, pinned_preferences, served_by
+from quantroute.pricing import PriceOverride, Pricing
 
 LISTING = (SILICONFLOW, MOONSHOT, FIREWORKS)
 

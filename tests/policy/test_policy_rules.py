@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policy_support import AT, K25, MOONSHOT, make_endpoint
-from quantroute.domain import Endpoint, PriceOverride, Pricing, Quantization
+from quantroute.domain import Endpoint, Quantization
 from quantroute.errors import ConfigurationError
 from quantroute.policy import EvidenceTable, ExclusionPolicy, Reason, Verdict
+from quantroute.pricing import PriceOverride, Pricing
 
 
 def excluding(policy: ExclusionPolicy, endpoint: Endpoint) -> list[str]:

@@ -209,7 +209,8 @@ async def test_retry_after_in_every_form(
 ) -> None:
     """An hour is longer than anybody waits for a catalogue: give up at once."""
     assert clock.time_s() == 1_790_000_000.0  # 2026-09-21T14:13:20Z
-    answer = json_answer({"error": {"code": 429}}, status=429, **{"Retry-After": header})
+    headers = {"Retry-After": header, "Date": "Mon, 21 Sep 2026 14:13:20 GMT"}
+    answer = json_answer({"error": {"code": 429}}, status=429, **headers)
     catalogue.say_endpoints(answer)
     async with registry:
         with pytest.raises(RegistryError, match="429"):

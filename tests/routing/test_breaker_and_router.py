@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from quantroute.domain import Endpoint, Pricing, Quantization
+from quantroute.domain import Endpoint, Quantization
+from quantroute.pricing import Pricing
 from quantroute.routing import (
     Breaker,
     BreakerSettings,

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quantroute.domain import Endpoint, EndpointKey, Pricing, Quantization
+from quantroute.domain import Endpoint, EndpointKey, Quantization
+from quantroute.pricing import Pricing
 from quantroute.routing import (
     BreakerSettings,
     Candidate,

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quantroute.domain import TokenUsage
 from quantroute.money import parse_reported_usd
+from quantroute.pricing import TokenUsage
 from quantroute.simulator import (
     AccountSpec,
     AnswerSpec,

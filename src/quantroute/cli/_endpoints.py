@@ -15,10 +15,10 @@ from quantroute.cli._exit import ExitCode
 from quantroute.cli._output import print_json, say, show
 from quantroute.cli._service import opened_target
 from quantroute.cli._wording import as_options
-from quantroute.domain import Pricing
 from quantroute.errors import ConfigurationError
 from quantroute.money import usd_per_million
 from quantroute.policy import BoundPolicy, ExclusionPolicy, Verdict, implausible_prices
+from quantroute.pricing import Pricing
 from quantroute.registry import EndpointList, ProviderRegistry
 from quantroute.report import verdict_table
 

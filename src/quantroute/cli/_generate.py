@@ -22,7 +22,7 @@ from quantroute.cli._datasets import (
     perform_datasets,
     print_datasets,
 )
-from quantroute.cli._job import Job, Outcome, check_prompts, perform
+from quantroute.cli._job import Job, Outcome, count_rows, perform
 from quantroute.cli._output import print_json
 from quantroute.cli._plan import read_spec
 from quantroute.cli._rundir import RunFolder
@@ -274,7 +274,7 @@ def generate(
         folder=folder,
         config=config,
         files=files,
-        total_rows=check_prompts(files) * rollouts // (1 if part is None else part.count),
+        total_rows=count_rows(folder, config, files, is_redo=bool(classes) or retry_refused),
         policy=policy,
         cap=cap,
         max_in_flight=max_in_flight,

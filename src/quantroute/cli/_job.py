@@ -8,6 +8,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
+from quantroute.cli import _loop
 from quantroute.cli._log import EVENTS
 from quantroute.cli._options import Overrun
 from quantroute.cli._output import show
@@ -20,17 +21,20 @@ from quantroute.errors import DatasetError, NoEligibleEndpoint
 from quantroute.generation import (
     Deadline,
     Prompt,
+    Reading,
     RowClass,
+    RowStore,
     Run,
     RunConfig,
     RunReport,
     Shard,
     StatisticalReserve,
     builtin_prompts,
+    known_reading,
     read_prompts,
     worst_request_pusd,
 )
-from quantroute.ledger import Balance, StatementLine
+from quantroute.ledger import Balance, BudgetLedger, StatementLine
 from quantroute.money import format_usd
 from quantroute.policy import BoundPolicy, ExclusionPolicy
 from quantroute.registry import ProviderRegistry
@@ -42,6 +46,7 @@ __all__ = [
     "Job",
     "Outcome",
     "check_prompts",
+    "count_rows",
     "perform",
     "worker_settings",
 ]
@@ -82,12 +87,6 @@ class Job:
             return builtin_prompts()
         return chain.from_iterable(read_prompts(path) for path in self.files)
 
-    @property
-    def source(self) -> str | None:
-        """What tells these prompts from any others: the files' names and contents."""
-        found = [f"{item.name}:{item.sha256}" for item in self.config.sources]
-        return " ".join(found) or None
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
@@ -100,6 +99,36 @@ class Outcome:
     spent_now_pusd: int
     reconciled: Reconciliation
     billed_pusd: int | None
+
+
+def count_rows(
+    folder: RunFolder, config: RunConfig, files: tuple[Path, ...], *, is_redo: bool
+) -> int:
+    """Rows of this worker, duplicates among them: known of files with all rows done, else counted.
+
+    Raises:
+        DatasetError: as `check_prompts`.
+    """
+    source = source_of(config)
+    if source is not None and not is_redo and folder.store.exists():
+        reading = _loop.run(_recorded(folder, config, source))
+        if reading is not None:
+            return reading.rows + reading.duplicates
+    shards = 1 if folder.shard is None else folder.shard.count
+    return check_prompts(files) * config.rollouts // shards
+
+
+async def _recorded(folder: RunFolder, config: RunConfig, source: str) -> Reading | None:
+    async with BudgetLedger.open(folder.store) as ledger:
+        return await known_reading(
+            RowStore(ledger.store), config, source=source, shard=folder.shard
+        )
+
+
+def source_of(config: RunConfig) -> str | None:
+    """What tells the prompts of a run from any others: the files' names and contents."""
+    found = [f"{item.name}:{item.sha256}" for item in config.sources]
+    return " ".join(found) or None
 
 
 def check_prompts(files: tuple[Path, ...]) -> int:
@@ -234,7 +263,7 @@ async def _run(
         client,
         job.config,
         job.prompts(),
-        source=job.source,
+        source=source_of(job.config),
         redo=job.redo,
         retry_refused=job.retry_refused,
         elastic_limits=job.elastic_limits,

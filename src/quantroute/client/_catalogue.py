@@ -16,9 +16,10 @@ from quantroute.client._body import input_bound_tokens
 from quantroute.client._delegated import Pauses, Pool
 from quantroute.client._outcome import ChatRequest
 from quantroute.clock import Clock
-from quantroute.domain import Endpoint, EndpointKey, Provider, Quote, Sampling
+from quantroute.domain import Endpoint, EndpointKey, Provider, Sampling
 from quantroute.errors import NoEligibleEndpoint, RegistryError
 from quantroute.policy import BoundPolicy, ExclusionPolicy, Precision, pinned_preferences
+from quantroute.pricing import Quote
 from quantroute.registry import EndpointList, ProviderRegistry
 from quantroute.routing import Candidate, EndpointEconomy, RoutingMode
 

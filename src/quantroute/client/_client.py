@@ -36,7 +36,7 @@ from quantroute.client._row import RowRun
 from quantroute.client._settling import Attendance, Settler, SettlingSettings
 from quantroute.client._transport import Timeouts, Transport
 from quantroute.clock import Clock, SystemClock
-from quantroute.domain import EndpointKey, Message, Quote, Sampling
+from quantroute.domain import EndpointKey, Message, Sampling
 from quantroute.errors import (
     ConfigurationError,
     InvalidResponse,
@@ -48,6 +48,7 @@ from quantroute.errors import (
 )
 from quantroute.ledger import ROOT, Account, BudgetLedger, Ledger
 from quantroute.policy import BoundPolicy, ExclusionPolicy
+from quantroute.pricing import Quote
 from quantroute.registry import ProviderRegistry
 from quantroute.routing import (
     BreakerSettings,

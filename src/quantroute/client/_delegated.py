@@ -12,16 +12,9 @@ from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Any, Final
 
-from quantroute.domain import (
-    METERED_DIMENSIONS,
-    Endpoint,
-    EndpointKey,
-    Pricing,
-    Quantization,
-    Quote,
-    slugify,
-)
+from quantroute.domain import Endpoint, EndpointKey, Quantization, slugify
 from quantroute.policy import BoundPolicy, Precision, served_among
+from quantroute.pricing import METERED_DIMENSIONS, Pricing, Quote
 
 __all__ = ["DELEGATED", "Pauses", "Pool", "Served", "served_of"]
 

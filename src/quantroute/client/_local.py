@@ -22,10 +22,11 @@ from quantroute.client._reply import Reply
 from quantroute.client._settlement import Post, Settlement, Void
 from quantroute.client._transport import Timeouts, Transport
 from quantroute.clock import Clock
-from quantroute.domain import Endpoint, EndpointKey, Pricing, Quantization
+from quantroute.domain import Endpoint, EndpointKey, Quantization
 from quantroute.errors import ConfigurationError
 from quantroute.ledger import Basis, Charge
 from quantroute.money import parse_price
+from quantroute.pricing import Pricing
 from quantroute.routing import LimitSettings
 from quantroute.secrets import EnvKey
 

@@ -12,7 +12,8 @@ from typing import Final
 from quantroute.client._classify import Classified
 from quantroute.client._outcome import Answer, ChatRequest
 from quantroute.client._settlement import Hold, Post, Settlement
-from quantroute.domain import Endpoint, TokenUsage
+from quantroute.domain import Endpoint
+from quantroute.pricing import TokenUsage
 from quantroute.routing import Candidate
 
 __all__ = ["AttemptObserver", "SettledAttempt", "attempt_of"]

@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from quantroute.domain import Endpoint, Message, Sampling, TokenUsage, check_messages
+from quantroute.domain import Endpoint, Message, Sampling, check_messages
 from quantroute.errors import ConfigurationError
 from quantroute.ledger import ROOT, Account, EntryId
 from quantroute.policy import Precision
+from quantroute.pricing import TokenUsage
 from quantroute.storage import Work
 
 __all__ = [

@@ -33,10 +33,10 @@ from quantroute.client._local import LOCAL_PREFIX, LocalEndpoint
 from quantroute.client._transport import Transport
 from quantroute.client._wire import WireGeneration
 from quantroute.clock import Clock
-from quantroute.domain import TokenUsage
 from quantroute.errors import AccountError, EntryStateError, TransportError
 from quantroute.ledger import Basis, Charge, Ledger, OpenEntry
 from quantroute.money import parse_reported_usd, to_pusd
+from quantroute.pricing import TokenUsage
 from quantroute.secrets import EnvKey
 
 __all__ = ["Reconciliation", "Reconciler"]

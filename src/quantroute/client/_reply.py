@@ -7,18 +7,17 @@ streamed and a non-streamed answer.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
 from typing import Any, Final
 
 from quantroute.client._sse import EventStream
 from quantroute.client._wire import AnyMessage, AnyReply, AnyUsage, WireError, read_reply
-from quantroute.domain import TokenUsage
 from quantroute.money import parse_reported_usd
+from quantroute.pricing import TokenUsage
 from quantroute.secrets import Redactor
 
-__all__ = ["BodyDecoder", "Reply", "ServiceError", "StreamDecoder", "header", "loads", "shortened"]
+__all__ = ["BodyDecoder", "Reply", "ServiceError", "StreamDecoder", "loads", "shortened"]
 
 
 _LARGEST_EXPONENT: Final = 400
@@ -389,8 +388,3 @@ def shortened(text: str, *, most: int = 300) -> str:
 
 def _excerpt(raw: bytes) -> str:
     return shortened(raw[:2000].decode("utf-8", "replace"))
-
-
-def header(headers: Mapping[str, str], name: str) -> str | None:
-    """A header's value without blanks, None if absent or empty."""
-    return headers.get(name, "").strip() or None

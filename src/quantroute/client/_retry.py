@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
-from typing import Final
 
 from quantroute.client._classify import Classified, Kind
-from quantroute.client._reply import header
 from quantroute.errors import ConfigurationError
 from quantroute.routing import Feedback
 
-__all__ = ["GiveUp", "Retry", "RetryPolicy", "backoff_s", "next_step", "retry_after_s"]
-
-_LONGEST_HINT_S: Final = 3_600.0
+__all__ = ["GiveUp", "Retry", "RetryPolicy", "backoff_s", "next_step"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,49 +84,3 @@ def next_step(
     if outcome.feedback is Feedback.FAULT:
         return Retry(own_s)  # a hint pauses the endpoint that gave it, not the row: see the router
     return Retry(max(own_s, outcome.retry_after_s or 0.0))
-
-
-def retry_after_s(headers: Mapping[str, str], *, now: datetime) -> float | None:
-    """Seconds the server asks to wait, from every form it may take; None if it does not say.
-
-    `Retry-After` in seconds or as a date (RFC 1123, RFC 850, asctime), `Retry-After-Ms`, or
-    `X-RateLimit-Reset` as epoch milliseconds when nothing is remaining. Dates are measured against
-    the answer's own `Date` header where there is one, so that a wrong local clock does no harm.
-    Never negative, never above an hour.
-    """
-    text = header(headers, "Retry-After")
-    wait_s: float | None = None
-    if text is not None:
-        wait_s = _number(text)
-        if wait_s is None:
-            wait_s = _until(text, headers, now)
-    if wait_s is None:
-        milliseconds = _number(header(headers, "Retry-After-Ms") or "")
-        wait_s = None if milliseconds is None else milliseconds / 1000
-    if wait_s is None and header(headers, "X-RateLimit-Remaining") == "0":
-        reset_ms = _number(header(headers, "X-RateLimit-Reset") or "")
-        wait_s = None if reset_ms is None else reset_ms / 1000 - now.timestamp()
-    return None if wait_s is None else min(max(wait_s, 0.0), _LONGEST_HINT_S)
-
-
-def _number(text: str) -> float | None:
-    try:
-        number = float(text)
-    except ValueError:
-        return None
-    return number if number == number and abs(number) != float("inf") else None
-
-
-def _until(text: str, headers: Mapping[str, str], now: datetime) -> float | None:
-    moment = _http_date(text)
-    if moment is None:
-        return None
-    return (moment - (_http_date(header(headers, "Date") or "") or now)).total_seconds()
-
-
-def _http_date(text: str) -> datetime | None:
-    try:
-        moment = parsedate_to_datetime(text)
-    except ValueError:
-        return None
-    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)

@@ -15,13 +15,13 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Final
 
 from quantroute._log import get_logger
+from quantroute.client._answer import answer_of, who_served
 from quantroute.client._body import encode_body
+from quantroute.client._booking import book
 from quantroute.client._catalogue import Offers, TooLong
 from quantroute.client._classify import Classified, Kind, classify
-from quantroute.client._delegated import Served, served_of
 from quantroute.client._engine import Engine
 from quantroute.client._local import LocalRoute
 from quantroute.client._observe import attempt_of
@@ -32,35 +32,30 @@ from quantroute.client._outcome import (
     ChatRequest,
     Completion,
     GaveUp,
-    Provenance,
     RowRefused,
 )
 from quantroute.client._replay import form_for
 from quantroute.client._retry import Retry, next_step
 from quantroute.client._settlement import Hold, Post, Settlement, Void, settle
+from quantroute.client._stopper import stopper_of
 from quantroute.client._transport import Exchange
-from quantroute.domain import EndpointKey, Quantization
+from quantroute.domain import EndpointKey
 from quantroute.errors import (
     AccountError,
     BudgetError,
     BudgetExceeded,
     ConfigurationError,
-    CreditsExhausted,
     JournalError,
     KeyRejected,
     TransportError,
 )
 from quantroute.ledger import EntryId
-from quantroute.policy import Precision, served_by
 from quantroute.routing import Candidate, Feedback, Lease
-from quantroute.secrets import EnvKey
 from quantroute.storage import Work
 
 __all__ = ["RowRun"]
 
 log = get_logger("quantroute.client")
-
-_NO_PRECISION: Final = Precision(quantization=Quantization.UNKNOWN, source="none")
 
 
 @dataclass(slots=True)
@@ -133,10 +128,10 @@ class RowRun:
         outcome = classify(exchange.reply)
         if local is not None:
             outcome = local.spec.judged(outcome)
-        stopper = self._stopper(outcome)
+        stopper = stopper_of(outcome, self.engine.key)
         if stopper is not None:  # before the slot is free: else the next row would go the same way
             self.engine.stop_admitting(stopper)
-        served = self._served(lease.candidate, exchange, offers)
+        served = who_served(self.engine, lease.candidate, exchange, offers)
         self._release(
             lease,
             outcome,
@@ -151,12 +146,21 @@ class RowRun:
                 exchange.reply, bound_pusd=lease.candidate.worst_pusd, when=when
             )
         if outcome.kind is Kind.ANSWER:
-            answer = self._answer(lease.candidate, exchange, settlement, served, offers)
+            answer = answer_of(
+                exchange,
+                settlement,
+                served,
+                worst_pusd=lease.candidate.worst_pusd,
+                listed_at_s=offers.listing.fetched_at_s,
+                attempt=self._attempts,
+            )
             self._learn(lease.candidate, answer)
             answered = await self._settle_answer(answer, entry_id, settlement)
             self._tell(lease, outcome, settlement, answer=answer)
             return answered
-        await self._apply(entry_id, settlement, generation_id=exchange.reply.generation_id)
+        await book(
+            self.engine.ledger, entry_id, settlement, generation_id=exchange.reply.generation_id
+        )
         self._tell(lease, outcome, settlement)
         self._count_error(
             settlement, lease.candidate, is_limit=outcome.feedback is not Feedback.FAULT
@@ -260,7 +264,7 @@ class RowRun:
         local = self._local(lease.candidate)
         if local is not None and error.maybe_billed:  # nobody will ever know better
             settlement = local.spec.bound(lease.candidate.worst_pusd)
-        await self._apply(entry_id, settlement)
+        await book(self.engine.ledger, entry_id, settlement)
         self._tell(lease, outcome, settlement)
         self._count_error(settlement, lease.candidate)
         return outcome
@@ -300,13 +304,15 @@ class RowRun:
         also, failure = self._ask_sink(answer, entry_id)
         generation_id = answer.provenance.generation_id
         try:
-            await self._apply(entry_id, settlement, generation_id=generation_id, also=also)
+            await book(
+                self.engine.ledger, entry_id, settlement, generation_id=generation_id, also=also
+            )
         except (BudgetError, asyncio.CancelledError):
             raise  # of a cancelled wait the work is done all the same
         except BaseException:
             # The sink's work failed and took the charge back with it. The money is gone whatever
             # becomes of the text.
-            await self._apply(entry_id, settlement, generation_id=generation_id)
+            await book(self.engine.ledger, entry_id, settlement, generation_id=generation_id)
             raise
         if failure is not None:
             raise failure
@@ -325,53 +331,6 @@ class RowRun:
         except BaseException as error:  # noqa: BLE001 - re-raised by the caller, after settling
             return None, error
 
-    async def _apply(
-        self,
-        entry_id: EntryId,
-        settlement: Settlement,
-        *,
-        generation_id: str | None = None,
-        also: Work[None] | None = None,
-    ) -> None:
-        ledger = self.engine.ledger
-        match settlement:
-            case Post(charge):
-                try:
-                    await ledger.post(entry_id, charge, also=also)
-                except ValueError as error:
-                    # A bill that no ledger can hold. It is not posted, and not forgotten either.
-                    reason = f"an impossible bill: {error}"
-                    log.warning("charge not credible", entry=entry_id, problem=reason)
-                    await ledger.hold(
-                        entry_id, reason=reason, generation_id=charge.generation_id, also=also
-                    )
-            case Void(reason):
-                await ledger.void(entry_id, reason=reason, also=also)
-            case Hold(reason):
-                await ledger.hold(entry_id, reason=reason, generation_id=generation_id, also=also)
-
-    def _served(self, candidate: Candidate, exchange: Exchange, offers: Offers) -> Served:
-        """Who served, checked against who was asked; of an error nobody asks."""
-        reply, endpoint = exchange.reply, candidate.endpoint
-        is_answer = reply.error is None and reply.has_choice
-        if candidate.members and is_answer:
-            served = served_of(
-                offers.pools[candidate.members],
-                offers.precisions,
-                provider_name=reply.provider,
-                model=reply.model,
-            )
-            self.engine.catalogue.pauses.answered(served.endpoint)
-            return served
-        flags: tuple[str, ...] = ()
-        local = self._local(candidate)
-        if is_answer and local is not None:
-            flags = local.spec.served_flags(reply)
-        elif is_answer:
-            flags = served_by(endpoint, provider_name=reply.provider, model=reply.model)
-        precision = offers.precisions.get(endpoint.key, _NO_PRECISION)
-        return Served(endpoint=endpoint, precision=precision, pricing=endpoint.pricing, flags=flags)
-
     def _rests(self, lease: Lease, outcome: Classified, exchange: Exchange, offers: Offers) -> bool:
         """Whether a 429 of one company of a pool leaves others who may be asked at once."""
         error, members = exchange.reply.error, lease.candidate.members
@@ -385,51 +344,6 @@ class RowRun:
             retry_after_s=outcome.retry_after_s,
         )
         return bool(pauses.rested([endpoint for endpoint, _ in offers.quotes], now_s))
-
-    def _answer(
-        self,
-        candidate: Candidate,
-        exchange: Exchange,
-        settlement: Settlement,
-        served: Served,
-        offers: Offers,
-    ) -> Answer:
-        reply = exchange.reply
-        more: list[str] = [*served.flags, *reply.flags]
-        if reply.usage is None:
-            more.append("usage_missing")
-        elif reply.usage.contradictions:
-            more.append("usage_contradiction")
-        cost_pusd = None
-        if isinstance(settlement, Post):
-            cost_pusd = settlement.charge.amount_pusd
-            more.extend(settlement.charge.flags)
-            if cost_pusd > candidate.worst_pusd:
-                more.append("overrun")
-        elif reply.cost_usd is None:
-            more.append("cost_missing")
-        else:
-            more.append("zero_cost")
-        return Answer(
-            content=reply.content,
-            reasoning=reply.reasoning,
-            finish_reason=reply.finish_reason,
-            native_finish_reason=reply.native_finish_reason,
-            usage=reply.usage,
-            cost_pusd=cost_pusd,
-            provenance=Provenance(
-                endpoint=served.endpoint,
-                precision=served.precision,
-                generation_id=reply.generation_id,
-                served_provider=reply.provider,
-                served_model=reply.model,
-                listed_at_s=offers.listing.fetched_at_s,
-            ),
-            flags=tuple(dict.fromkeys(more)),
-            attempt=self._attempts,
-            first_byte_s=exchange.first_byte_s,
-            total_s=exchange.total_s,
-        )
 
     def _tell(
         self,
@@ -493,7 +407,7 @@ class RowRun:
             status=outcome.status,
             problem=outcome.problem,
         )
-        stopper = self._stopper(outcome)
+        stopper = stopper_of(outcome, self.engine.key)
         if stopper is not None:
             raise stopper
         match outcome.kind:
@@ -550,27 +464,3 @@ class RowRun:
             problem=problem,
         )
         return refused
-
-    def _stopper(self, outcome: Classified) -> AccountError | None:
-        """What must stop the whole run, if the outcome says so."""
-        match outcome.kind:
-            case Kind.KEY_REJECTED:
-                return KeyRejected(problem=_key_advice(self.engine.key), status=outcome.status)
-            case Kind.OUT_OF_FUNDS:
-                return CreditsExhausted(
-                    problem="the account or the key's limit is out of funds; top up and rerun "
-                    f"to go on ({outcome.problem})",
-                    status=outcome.status,
-                )
-            case Kind.MISDIRECTED:
-                return AccountError(
-                    problem=f"status {outcome.status} did not come from the service but from "
-                    "something in between; check base_url and the proxy and rerun to go on",
-                    status=outcome.status,
-                )
-            case _:
-                return None
-
-
-def _key_advice(key: EnvKey) -> str:
-    return f"the service does not accept the key in {key.variable}; check it and rerun to go on"

@@ -11,9 +11,9 @@ from datetime import datetime
 from typing import Final
 
 from quantroute.client._reply import Reply
-from quantroute.domain import Pricing
 from quantroute.ledger import Basis, Charge
 from quantroute.money import to_pusd
+from quantroute.pricing import Pricing
 
 __all__ = ["Hold", "Post", "Settlement", "Void", "settle"]
 

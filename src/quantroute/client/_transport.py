@@ -14,9 +14,9 @@ from typing import Final
 import aiohttp
 from yarl import URL
 
+from quantroute._headers import header, retry_after_s
 from quantroute._http import Service, SessionPool
-from quantroute.client._reply import BodyDecoder, Reply, StreamDecoder, header, shortened
-from quantroute.client._retry import retry_after_s
+from quantroute.client._reply import BodyDecoder, Reply, StreamDecoder, shortened
 from quantroute.clock import Clock
 from quantroute.errors import ConfigurationError, TransportError
 from quantroute.secrets import EnvKey

@@ -37,9 +37,17 @@ from quantroute.generation._prompts import (
     read_prompts,
 )
 from quantroute.generation._quality import Judgement, RowClass, classify, loop_score
-from quantroute.generation._records import RowState, StoredRow, TurnRecord
+from quantroute.generation._readings import known_reading
+from quantroute.generation._records import (
+    Reading,
+    RowCounts,
+    RowState,
+    StoredRow,
+    StoredRun,
+    TurnRecord,
+)
 from quantroute.generation._report import Progress, RunReport, StopReason, truncation_rates
-from quantroute.generation._rows import RowCounts, RowStore, StoredRun
+from quantroute.generation._rows import RowStore
 from quantroute.generation._run import DEFAULT_DRAIN_S, Run
 from quantroute.generation._shard import Shard
 from quantroute.generation._shards import RowSource, ShardedRows
@@ -78,6 +86,7 @@ __all__ = [
     "Prompt",
     "Purse",
     "QualityAlarm",
+    "Reading",
     "RowClass",
     "RowCounts",
     "RowSource",
@@ -104,6 +113,7 @@ __all__ = [
     "dataset_name",
     "deadline_s",
     "export_rows",
+    "known_reading",
     "load_run_spec",
     "loop_score",
     "make_plan",

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
+from quantroute._version import __version__
 from quantroute.client import input_bound_tokens
+from quantroute.domain import canonical_json
 from quantroute.errors import DatasetError
 from quantroute.generation._config import RunConfig
 from quantroute.generation._prompts import Prompt
 from quantroute.generation._records import digest
+from quantroute.generation._rows import RowStore
 from quantroute.generation._spec import DatasetSpec
 
-__all__ = ["Census", "take_census"]
+__all__ = ["Census", "known_census", "note_census", "take_census"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +72,36 @@ def take_census(datasets: Sequence[DatasetSpec], config: RunConfig) -> tuple[Cen
         also = f" ({more:,} more problems like this)" if more else ""
         raise DatasetError(path=first.path, line=first.line, problem=f"{first.problem}{also}")
     return tuple(found)
+
+
+async def known_census(
+    rows: RowStore, datasets: Sequence[DatasetSpec], config: RunConfig
+) -> tuple[Census, ...] | None:
+    """The census that was noted of the same files with the same settings, if there is one."""
+    found = await rows.census(_key(datasets, config))
+    return None if found is None else tuple(Census(**item) for item in json.loads(found))
+
+
+async def note_census(
+    rows: RowStore,
+    datasets: Sequence[DatasetSpec],
+    config: RunConfig,
+    census: Sequence[Census],
+) -> None:
+    """Spare later starts the reading of every prompt."""
+    noted = canonical_json([asdict(item) for item in census])
+    await rows.note_census(_key(datasets, config), noted)
+
+
+def _key(datasets: Sequence[DatasetSpec], config: RunConfig) -> str:
+    """A hash of what a census depends on: contents, their order, what makes a row, this code."""
+    basis = [
+        __version__,
+        config.config_hash(),
+        [[item.name, item.rollouts, item.prompts and item.prompts.suffix] for item in datasets],
+        [[source.name, source.sha256] for source in config.sources],
+    ]
+    return hashlib.sha256(canonical_json(basis).encode()).hexdigest()
 
 
 @dataclass(slots=True, kw_only=True)

@@ -21,15 +21,16 @@ from quantroute.client import (
     input_bound_tokens,
 )
 from quantroute.clock import Clock
-from quantroute.domain import EndpointKey, Message, Quote, Sampling, canonical_messages
+from quantroute.domain import EndpointKey, Message, Sampling, canonical_messages
 from quantroute.errors import BudgetExceeded, QuantrouteError
 from quantroute.generation._config import RunConfig
 from quantroute.generation._limits import OutputLimits, remaining_pusd
 from quantroute.generation._quality import RowClass, classify
-from quantroute.generation._records import RowState, StoredRow, TurnRecord, turn_record
-from quantroute.generation._rows import RowId, RowStore
+from quantroute.generation._records import RowId, RowState, StoredRow, TurnRecord, turn_record
+from quantroute.generation._rows import RowStore
 from quantroute.generation._statistical import StatisticalReserve
 from quantroute.ledger import Account, EntryId, Ledger, lineage
+from quantroute.pricing import Quote
 from quantroute.routing import Mix
 from quantroute.storage import Work
 

@@ -13,7 +13,7 @@ from quantroute.clock import Clock, SystemClock
 from quantroute.domain import Sampling
 from quantroute.errors import ConfigurationError
 from quantroute.generation._allocation import Claim
-from quantroute.generation._census import Census, take_census
+from quantroute.generation._census import Census, known_census, note_census, take_census
 from quantroute.generation._conversation import ChatClient, account_of
 from quantroute.generation._deadline import Deadline
 from quantroute.generation._expect import Expectation, assumed, measured
@@ -25,6 +25,7 @@ from quantroute.generation._prompts import Prompt
 from quantroute.generation._purse import DatasetCap, FixedPurse, SharedPurse
 from quantroute.generation._quality import RowClass
 from quantroute.generation._report import Progress, RunReport, StopReason
+from quantroute.generation._rows import RowStore
 from quantroute.generation._run import DEFAULT_DRAIN_S, Run
 from quantroute.generation._shard import Shard
 from quantroute.generation._spec import DatasetSpec, RunSpec
@@ -102,12 +103,13 @@ async def plan_run(
 
     Spends nothing. What the client's ledger file holds of this run counts as done.
     Args:
-        census: the counted prompts, if they are at hand; they are counted otherwise.
+        census: the counted prompts, if they are at hand. Otherwise what an earlier start counted
+            in the same files with the same settings; failing that, they are counted.
     Raises:
         NoEligibleEndpoint: some dataset can be served by nobody.
         DatasetError: a prompt cannot be used.
     """
-    counted = take_census(spec.datasets, spec.config()) if census is None else census
+    counted = await _counted(client, spec) if census is None else census
     standings = await read_standings(client.ledger.store, spec.name)
     demands = [
         await _demand(client, spec, item, count, standings.get(item.name))
@@ -125,6 +127,12 @@ async def plan_run(
         at=datetime.fromtimestamp(now_s, UTC),
         other_spent_pusd=max(0, used_pusd - sum(demand.spent_pusd for demand in demands)),
     )
+
+
+async def _counted(client: PlanningClient, spec: RunSpec) -> Sequence[Census]:
+    rows, config = RowStore(client.ledger.store), spec.config()
+    await rows.prepare()
+    return await known_census(rows, spec.datasets, config) or take_census(spec.datasets, config)
 
 
 async def _demand(
@@ -201,7 +209,7 @@ class DatasetRun:
         shard: Shard | None = None,
         clock: Clock | None = None,
     ) -> DatasetRun:
-        """Plan and set up; reads every prompt once unless a `plan` is given.
+        """Plan and set up; every prompt is read once, unless a `plan` or an earlier start did it.
 
         Args:
             plan: a plan of this `spec`, made with this client's ledger just now.
@@ -213,6 +221,10 @@ class DatasetRun:
         """
         plan = plan or await plan_run(client, spec, clock=clock)
         config = spec.config()
+        rows = RowStore(client.ledger.store)
+        await rows.prepare()
+        counted = [item.census for item in plan.datasets]
+        await note_census(rows, spec.datasets, config, counted)
         purse = _purse(client, spec, plan)
         accepted = {item.name: item.accepted for item in plan.datasets}
         fixed: FixedPurse | None = None

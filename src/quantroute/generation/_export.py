@@ -17,10 +17,9 @@ from quantroute._version import __version__
 from quantroute.clock import Clock, SystemClock
 from quantroute.errors import ConfigurationError, DatasetError
 from quantroute.generation._quality import RowClass
-from quantroute.generation._records import RowState, StoredRow, TurnRecord
+from quantroute.generation._records import RowState, StoredRow, StoredRun, TurnRecord
 from quantroute.generation._report import truncation_rates
 from quantroute.generation._rowdata import row_data
-from quantroute.generation._rows import StoredRun
 from quantroute.generation._shards import RowSource
 from quantroute.generation._writers import HashingFile, JsonlWriter, ParquetWriter, RowWriter
 from quantroute.ledger import StatementLine

@@ -10,8 +10,7 @@ from typing import Final, Protocol
 
 from quantroute.errors import BudgetExceeded, ConfigurationError
 from quantroute.generation._prompts import Prompt
-from quantroute.generation._records import RowState, TurnRecord
-from quantroute.generation._rows import RowId
+from quantroute.generation._records import RowId, RowState, TurnRecord
 
 __all__ = ["Feed", "FeedProgress", "Purse", "Target"]
 

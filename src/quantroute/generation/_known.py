@@ -16,8 +16,8 @@ from typing import Final
 
 from quantroute.generation._feed import Feed
 from quantroute.generation._quality import RowClass
-from quantroute.generation._records import RowState, digest
-from quantroute.generation._rows import Reading, RowId, RowStore, Standing
+from quantroute.generation._records import Reading, RowId, RowState, Standing, digest
+from quantroute.generation._rows import RowStore
 
 __all__ = ["DueRows", "KnownRows"]
 
@@ -40,10 +40,10 @@ class KnownRows:
     """
 
     rows: RowStore
-    run_id: int
     redo: Set[RowClass] = frozenset()
     retry_refused: bool = False
     batch_rows: int = _LARGEST_BATCH_ROWS
+    run_id: int = field(default=-1, init=False)
     resumed: int = field(default=0, init=False)
     duplicates: int = field(default=0, init=False)
     done_before: int = field(default=0, init=False)
@@ -55,8 +55,9 @@ class KnownRows:
     _must_ask: bool = field(default=False, init=False)
     _asking: int = field(default=0, init=False)
 
-    async def open(self) -> None:
-        """Learn what the store has of the run, in numbers."""
+    async def open(self, run_id: int) -> None:
+        """Learn what the store has of that run, in numbers; before anything else."""
+        self.run_id = run_id
         self.batch_rows = max(1, min(self.batch_rows, _LARGEST_BATCH_ROWS))
         counts = await self.rows.counts(self.run_id)
         self.done_before = sum(

@@ -19,9 +19,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from quantroute.domain import Quote
 from quantroute.ledger import Balance
 from quantroute.money import NO_CAP
+from quantroute.pricing import Quote
 
 __all__ = ["LENGTHS_KEPT", "LengthModel", "OutputLimits", "Ordinary", "remaining_pusd"]
 

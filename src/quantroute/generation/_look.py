@@ -25,8 +25,8 @@ from quantroute.generation._measure import (
     qualities_of,
 )
 from quantroute.generation._quality import RowClass
-from quantroute.generation._records import RowState
-from quantroute.generation._rows import RowCounts, StoredRun, counts_of, runs_of
+from quantroute.generation._records import RowCounts, RowState, StoredRun
+from quantroute.generation._row_sql import read_counts, read_runs
 from quantroute.ledger import (
     Moment,
     StatementLine,
@@ -139,7 +139,7 @@ class Onlooker:
                 moments=self._timeline.read(connection),
                 peak_pusd=self._timeline.peak_pusd,
                 statement=statement,
-                counts=counts_of(connection, run.run_id),
+                counts=read_counts(connection, run.run_id),
                 accepted=accepted_of(connection, run.run_id),
                 qualities=qualities_of(
                     connection, run=run.name, run_id=run.run_id, statement=statement
@@ -155,7 +155,7 @@ class Onlooker:
 
     def _run(self, connection: sqlite3.Connection) -> StoredRun:
         try:
-            runs = runs_of(connection)
+            runs = read_runs(connection)
         except sqlite3.OperationalError:  # a ledger alone, or a run that has only just begun
             runs = ()
         named = [run for run in runs if run.name == self.name]

@@ -6,7 +6,7 @@ import enum
 import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from quantroute.client import Answer
 from quantroute.domain import RowKey, Sampling
@@ -16,7 +16,19 @@ from quantroute.generation._quality import Judgement, RowClass
 from quantroute.ledger import EntryId
 from quantroute.policy import Precision
 
-__all__ = ["RowState", "StoredRow", "TurnRecord", "current_chain", "digest", "turn_record"]
+__all__ = [
+    "Reading",
+    "RowCounts",
+    "RowId",
+    "RowState",
+    "Standing",
+    "StoredRow",
+    "StoredRun",
+    "TurnRecord",
+    "current_chain",
+    "digest",
+    "turn_record",
+]
 
 
 class RowState(enum.Enum):
@@ -26,6 +38,52 @@ class RowState(enum.Enum):
     FINISHED = "finished"  # all turns are in, or one of them ended it by its class
     REFUSED = "refused"  # the service will never answer it as it is
     GAVE_UP = "gave_up"  # attempts used up this time; the next run tries again
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredRun:
+    """A run as the store knows it. `config` is the configuration in force, as plain values."""
+
+    run_id: int
+    name: str
+    created_at_s: float
+    config_hash: str
+    config: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowId:
+    """Which row: its key, and the prompt and rollout that the key was made from."""
+
+    key: RowKey
+    prompt: Prompt
+    rollout: int
+
+
+class Standing(NamedTuple):
+    """How far a stored row is."""
+
+    row_id: int
+    state: RowState
+    row_class: RowClass | None
+    turns_done: int
+
+
+class Reading(NamedTuple):
+    """What a source gave that was read to its end: distinct rows, and rows that repeat others."""
+
+    rows: int
+    duplicates: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowCounts:
+    """How many rows of one dataset are in one state and class."""
+
+    dataset: str
+    state: RowState
+    row_class: RowClass | None
+    rows: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

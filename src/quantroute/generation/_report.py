@@ -20,8 +20,7 @@ from quantroute.errors import (
 from quantroute.generation._alarms import EndpointQuality, QualityAlarm
 from quantroute.generation._deadline import Pace
 from quantroute.generation._quality import RowClass
-from quantroute.generation._records import RowState, TurnRecord
-from quantroute.generation._rows import RowCounts
+from quantroute.generation._records import RowCounts, RowState, TurnRecord
 
 __all__ = [
     "Interrupted",

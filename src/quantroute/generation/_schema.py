@@ -83,6 +83,12 @@ _TABLES: Final = (
         PRIMARY KEY (run_id, source, config_hash)
     )
     """,
+    # Prompts that were counted and found good, by the hash of all that the count depends on.
+    """
+    CREATE TABLE IF NOT EXISTS generation_censuses (
+        key TEXT PRIMARY KEY, census TEXT NOT NULL
+    ) WITHOUT ROWID
+    """,
 )
 
 TURN_COLUMNS: Final = tuple(item.name for item in dataclasses.fields(TurnRecord))

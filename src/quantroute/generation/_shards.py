@@ -13,8 +13,8 @@ from typing import Protocol
 
 from quantroute.errors import DatasetError
 from quantroute.generation._quality import RowClass
-from quantroute.generation._records import RowState, StoredRow, digest
-from quantroute.generation._rows import RowCounts, RowStore, StoredRun
+from quantroute.generation._records import RowCounts, RowState, StoredRow, StoredRun, digest
+from quantroute.generation._rows import RowStore
 
 __all__ = ["RowSource", "ShardedRows"]
 

@@ -19,7 +19,6 @@ from dataclasses import dataclass, field, fields, replace
 from operator import attrgetter
 from typing import Any, Final, assert_never
 
-from quantroute.domain import TokenUsage
 from quantroute.ledger._records import (
     Account,
     Basis,
@@ -38,6 +37,7 @@ from quantroute.ledger._records import (
 )
 from quantroute.ledger._state import AccountState, LedgerState, OpenEntry
 from quantroute.money import NO_CAP, PicoUSD
+from quantroute.pricing import TokenUsage
 from quantroute.storage import Schema, Work, insert_rows
 
 __all__ = [

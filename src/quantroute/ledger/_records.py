@@ -7,9 +7,9 @@ import functools
 from dataclasses import dataclass
 from typing import Final, NewType
 
-from quantroute.domain import TokenUsage
 from quantroute.errors import ConfigurationError
 from quantroute.money import Cap
+from quantroute.pricing import TokenUsage
 
 __all__ = [
     "ROOT",

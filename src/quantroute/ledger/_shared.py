@@ -24,15 +24,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import json
-import os
-import socket
 import sqlite3
 import warnings
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Final, Self
 
 from quantroute._log import get_logger
 from quantroute.clock import Clock, SystemClock
@@ -44,6 +41,8 @@ from quantroute.errors import (
 )
 from quantroute.ledger._ledger import BudgetLedger
 from quantroute.ledger._outbox import Outbox
+from quantroute.ledger._outcomes import Outcomes, check_charge
+from quantroute.ledger._owners import Owners, about_owner
 from quantroute.ledger._records import (
     ROOT,
     Account,
@@ -60,18 +59,21 @@ from quantroute.ledger._records import (
     Voided,
     check_account,
 )
-from quantroute.ledger._server_link import KEPT, MARK, ServerLink
+from quantroute.ledger._server_books import (
+    read_books,
+    read_entries,
+    read_notes,
+    verify_books,
+)
+from quantroute.ledger._server_link import MARK, ServerLink
 from quantroute.ledger._shared_records import (
     accounts_of,
     cleaned,
-    difference,
-    entries_of,
     operation,
     record_of,
     refusal_of,
     refused_transition,
     statement_of,
-    verified_at,
     with_clean_texts,
 )
 from quantroute.ledger._state import AccountState, LedgerState, OpenEntry, reserved_by
@@ -88,9 +90,6 @@ _BEAT_S: Final = 5.0
 _DEAD_AFTER_S: Final = 60.0
 _PATIENCE_S: Final = 30.0
 _FLUSH_S: Final = 5.0
-_PAGE: Final = 5_000
-
-Outcome = Posted | Voided | Held
 
 
 class SharedLedger:
@@ -137,13 +136,13 @@ class SharedLedger:
         self._owner = ""
         self._entries_made = 0
         self._lines = WaitingLines()
-        self._reserved: dict[EntryId, Reserved] = {}
         self._accounts: dict[Account, AccountState] = {}
         self._lost_pusd: dict[Account, int] | None = None
-        self._settling: set[asyncio.Task[None]] = set()
         self._heart: asyncio.Task[None] | None = None
         self._link: ServerLink
         self._outbox: Outbox
+        self._outcomes: Outcomes
+        self._owners: Owners
 
     @classmethod
     def connect(
@@ -208,15 +207,23 @@ class SharedLedger:
         self._owner = self._local.owner
         self._entries_made = 0
         self._lines = WaitingLines()
-        self._reserved.clear()
         self._lost_pusd = None
+        about = about_owner(self._path, self._label)
         self._link = ServerLink(
             self._url,
             name=self._name,
             owner=self._owner,
-            about=self._about(),
+            about=about,
             patience_s=self._patience_s,
             on_accounts=self._publish,
+        )
+        self._owners = Owners(
+            link=self._link,
+            local=self._local,
+            owner=self._owner,
+            about=about,
+            dead_after_s=self._dead_after_s,
+            clock=self._clock,
         )
         try:
             await self._link.open(allow_volatile=self._allow_volatile)
@@ -246,11 +253,10 @@ class SharedLedger:
             if self._heart is not None:
                 self._heart.cancel()
                 self._heart = None
-            for entry_id in tuple(self._reserved):
+            for entry_id in self._outcomes.under_way:
                 with contextlib.suppress(EntryStateError):
                     await self.hold(entry_id, reason="closed while in flight")
-            while self._settling:
-                await asyncio.wait(self._settling)
+            await self._outcomes.settled()
             await self._say_goodbye(owner)
         except JournalError as error:
             log.warning("shared ledger closed after a failure", problem=error.problem)
@@ -271,23 +277,15 @@ class SharedLedger:
                 path=self._path,
             )
 
-    def _about(self) -> dict[str, object]:
-        path = self._path if self._path == MEMORY else str(Path(self._path).resolve())
-        return {
-            "host": socket.gethostname(),
-            "pid": os.getpid(),
-            "store": path,
-            "label": self._label,
-        }
-
     async def _settle_in(self) -> None:
         """Send what earlier owners of the file left, take over from the dead, set the cap."""
         self._outbox = Outbox(self.store, ledger_id=self._link.ledger_id, owner=self._owner)
+        self._outcomes = Outcomes(link=self._link, local=self._local, outbox=self._outbox)
         for unsent in await self._outbox.open(self._local.is_alive):
-            self._send(unsent.said, unsent.number)
+            self._outcomes.send(unsent.said, unsent.number)
         await self._link.call(MARK)
-        self.notes = _notes_in(await self._read("notes"))
-        await self._bury_the_dead()
+        self.notes = await read_notes(self._link)
+        await self._owners.bury_the_dead(is_opening=True)
         await self._catch_up()
         root = self._accounts.get(ROOT)
         if self._cap is None and root is None:
@@ -295,11 +293,6 @@ class SharedLedger:
         if self._cap is not None and (root is None or root.cap != self._cap):
             record = CapSet(account=ROOT, cap=self._cap, at_s=self._clock.time_s())
             await self._link.call(operation(record))
-
-    async def _read(self, what: str) -> dict[str, str]:
-        """One of the server's hashes."""
-        found = await self._link.reading(self._link.client.hgetall(self._link.keys[what]))
-        return dict(found)
 
     async def _catch_up(self) -> None:
         """Take over into the local file what others found out about entries held in it."""
@@ -324,66 +317,9 @@ class SharedLedger:
             await asyncio.sleep(beat_s)
             try:
                 await self._link.call(MARK)
-                await self._bury_the_dead()
+                await self._owners.bury_the_dead()
             except LedgerUnreachable:
                 continue
-
-    async def _bury_the_dead(self) -> None:
-        """Hold the entries of owners that are known to be dead; they stay counted.
-
-        Raises:
-            JournalError: another worker that lives has this one's label.
-        """
-        found = await self._read("owners")
-        now_s, _ = await self._link.reading(self._link.client.time())
-        owners = {
-            name.removesuffix("\tabout"): json.loads(text)
-            for name, text in found.items()
-            if name.endswith("\tabout")
-        }
-        alive = {
-            owner: about
-            for owner, about in owners.items()
-            if owner == self._owner
-            or self._lives(owner, about, now_s - int(found[f"{owner}\tbeat"]))
-        }
-        self._refuse_double(alive)
-        if self._heart is not None and len(alive) == len(owners):
-            return
-        for entry in (await self._read_entries()).values():
-            if entry.status is EntryStatus.RESERVED and entry.owner not in alive:
-                await self._hold_for(entry)
-        for owner in owners.keys() - alive.keys():
-            await self._link.call({"op": "forget", "owner": owner})
-
-    def _lives(self, owner: str, about: Mapping[str, Any], silent_s: float) -> bool:
-        mine = self._about()
-        if about["store"] == mine["store"] != MEMORY and about["host"] == mine["host"]:
-            return self._local.is_alive(owner)
-        return silent_s <= self._dead_after_s
-
-    def _refuse_double(self, alive: Mapping[str, Mapping[str, Any]]) -> None:
-        if not self._label or self._heart is not None:
-            return
-        for owner, about in alive.items():
-            if owner != self._owner and about["label"] == self._label:
-                raise JournalError(
-                    path=self._link.place,
-                    problem=f"{self._label} is being done by process {about['pid']} on "
-                    f"{about['host']}; stop it, or if it died wait {self._dead_after_s:g} s",
-                )
-
-    async def _hold_for(self, entry: OpenEntry) -> None:
-        record = Held(
-            entry_id=entry.entry_id,
-            reason="process died",
-            generation_id=None,
-            at_s=self._clock.time_s(),
-        )
-        await self._link.call(operation(record))
-
-    async def _read_entries(self) -> dict[EntryId, OpenEntry]:
-        return entries_of(await self._read("entries"))
 
     # -- reserving --------------------------------------------------------------------------------
 
@@ -435,7 +371,7 @@ class SharedLedger:
             return refusal_of(record, result["refused"], lost_pusd=self._lost_pusd)
         if error := refused_transition(said, result):
             raise error
-        self._reserved[record.entry_id] = record
+        self._outcomes.expect(record)
         return record.entry_id
 
     def expect_settling(self, *, lost: Iterable[OpenEntry] | None) -> None:
@@ -460,12 +396,13 @@ class SharedLedger:
         while it cannot be reached, that is all there is to wait for.
         """
         record = Posted(entry_id=entry_id, charge=charge, at_s=self._clock.time_s())
-        await self._resolve(with_clean_texts(record), also)
+        check_charge(record, self._accounts.get(ROOT, AccountState()))
+        await self._outcomes.resolve(with_clean_texts(record), also)
 
     async def void(self, entry_id: EntryId, *, reason: str, also: Work[None] | None = None) -> None:
         """As `BudgetLedger.void`."""
         record = Voided(entry_id=entry_id, reason=reason, at_s=self._clock.time_s())
-        await self._resolve(with_clean_texts(record), also)
+        await self._outcomes.resolve(with_clean_texts(record), also)
 
     async def hold(
         self,
@@ -482,91 +419,7 @@ class SharedLedger:
             generation_id=generation_id,
             at_s=self._clock.time_s(),
         )
-        await self._resolve(with_clean_texts(record), also)
-
-    async def _resolve(self, record: Outcome, also: Work[None] | None) -> None:
-        if isinstance(record, Posted):
-            self._check_charge(record)
-        # Shielded: a cancelled wait must not part the outcome in the file from its sending.
-        await _shielded(self._resolve_whole(record, also), self._settling)
-
-    async def _resolve_whole(self, record: Outcome, also: Work[None] | None) -> None:
-        reserved = self._reserved.pop(record.entry_id, None)
-        try:
-            number = await self.store.submit(
-                lambda c: self._keep_outcome(c, reserved, record, also)
-            )
-        except EntryStateError:
-            if reserved is not None:
-                raise
-            await self._resolve_elsewhere(record, also)
-            return
-        except BaseException:
-            if reserved is not None:
-                self._reserved[record.entry_id] = reserved
-            raise
-        await self._say(record, number)
-
-    async def _say(self, record: Outcome, number: int) -> None:
-        """Tell the server an outcome that is in the outbox."""
-        result = await self._send(operation(record), number)
-        if result is not KEPT and result:
-            log.warning(
-                "an outcome came too late: the entry was settled otherwise",
-                entry=record.entry_id,
-                result=dict(result),
-            )
-
-    def _keep_outcome(
-        self,
-        connection: sqlite3.Connection,
-        reserved: Reserved | None,
-        record: Outcome,
-        also: Work[None] | None,
-    ) -> int:
-        """Into the local journal, with the row, and into the outbox: one transaction."""
-        self._local.record(connection, *([reserved] if reserved else []), record, also=also)
-        return self._outbox.add(connection, operation(record))
-
-    def _send(self, said: Mapping[str, Any], number: int) -> asyncio.Future[Mapping[str, Any]]:
-        return self._link.put(said, is_safe=True, on_done=lambda _: self._outbox.cross_out(number))
-
-    async def _resolve_elsewhere(self, record: Outcome, also: Work[None] | None) -> None:
-        """An entry that this file does not know, of another worker or a dead one: on the server."""
-        said = operation(record)
-        if also is None:
-            if error := refused_transition(said, await self._link.call(said)):
-                raise error
-            return
-        if await self._link.reading(self._is_unknown(record.entry_id)):
-            raise EntryStateError(entry_id=record.entry_id, state="not open", transition=said["op"])
-
-        def keep(connection: sqlite3.Connection) -> int:
-            also(connection)
-            return self._outbox.add(connection, said)
-
-        await self._say(record, await self.store.submit(keep))
-
-    async def _is_unknown(self, entry_id: EntryId) -> bool:
-        return not await self._link.client.hexists(self._link.keys["entries"], entry_id)
-
-    def _check_charge(self, record: Posted) -> None:
-        """What cannot be true is refused before a row is written.
-
-        Raises:
-            ValueError: as `BudgetLedger.post`.
-        """
-        entry = OpenEntry(
-            entry_id=record.entry_id,
-            account=ROOT,
-            endpoint="",
-            reserved_pusd=0,
-            status=EntryStatus.RESERVED,
-            owner="",
-            reserved_at_s=0.0,
-        )
-        accounts = {ROOT: self._accounts.get(ROOT, AccountState())}
-        LedgerState(accounts=accounts, entries={entry.entry_id: entry}).check(record)
+        await self._outcomes.resolve(with_clean_texts(record), also)
 
     # -- caps and notes ---------------------------------------------------------------------------
 
@@ -596,13 +449,13 @@ class SharedLedger:
     async def statement(self) -> tuple[StatementLine, ...]:
         """Tokens and money per account and endpoint, of all workers."""
         await self._link.call(MARK)
-        return statement_of(await self._read("lines"))
+        return statement_of(await read_books(self._link, "lines"))
 
     async def unresolved(self) -> tuple[OpenEntry, ...]:
         """Held entries of all workers, oldest first; the balance and the notes are fresh then."""
         await self._link.call(MARK)
-        self.notes = _notes_in(await self._read("notes"))
-        entries = await self._read_entries()
+        self.notes = await read_notes(self._link)
+        entries = await read_entries(self._link)
         return tuple(item for item in entries.values() if item.status is EntryStatus.HELD)
 
     async def recorded(self, generation_ids: Iterable[str]) -> frozenset[str]:
@@ -620,48 +473,4 @@ class SharedLedger:
         Raises:
             JournalError: they differ, or a record could not have been made.
         """
-        await self._link.call(MARK)
-        keys = self._link.keys
-        pipe = self._link.client.pipeline(transaction=True)
-        for name in ("accounts", "entries", "notes"):
-            pipe.hgetall(keys[name])
-        pipe.xrevrange(keys["journal"], count=1)
-        accounts, entries, notes, newest = await self._link.reading(pipe.execute())
-        state, number, problem = LedgerState(accounts={}, resolved={}), 0, None
-        at, end = "-", newest[0][0] if newest else "-"
-        while problem is None and newest:
-            page = await self._link.reading(
-                self._link.client.xrange(keys["journal"], at, end, count=_PAGE)
-            )
-            problem = verified_at(state, (fields["r"] for _, fields in page), number)
-            number += len(page)
-            if len(page) < _PAGE:
-                break
-            at = f"({page[-1][0]}"
-        problem = problem or difference(state, accounts, entries, _notes_in(notes))
-        if problem:
-            raise JournalError(path=self._link.place, problem=problem)
-
-
-def _notes_in(found: Mapping[str, str]) -> dict[str, str]:
-    return {
-        name.removeprefix("note\t"): value
-        for name, value in found.items()
-        if name.startswith("note\t")
-    }
-
-
-async def _shielded(work: Coroutine[Any, Any, None], tasks: set[asyncio.Task[None]]) -> None:
-    task = asyncio.create_task(work)
-    tasks.add(task)
-    task.add_done_callback(tasks.discard)
-    try:
-        await asyncio.shield(task)
-    except asyncio.CancelledError:
-        task.add_done_callback(_tell)
-        raise
-
-
-def _tell(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and (error := task.exception()) is not None:
-        log.warning("an outcome could not be kept", problem=str(error))
+        await verify_books(self._link)

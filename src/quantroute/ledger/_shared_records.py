@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from typing import Any, Final, TypeVar
 
-from quantroute.domain import TokenUsage
 from quantroute.errors import BudgetExceeded, EntryStateError
 from quantroute.ledger._journal import JOURNAL_COLUMNS, decode_record, encode_record
 from quantroute.ledger._records import (
@@ -33,6 +32,7 @@ from quantroute.ledger._state import AccountState, LedgerState, OpenEntry
 from quantroute.ledger._statement import StatementLine
 from quantroute.ledger._waiting import Refusal
 from quantroute.money import MAX_AMOUNT_PUSD, NO_CAP, PicoUSD
+from quantroute.pricing import TokenUsage
 
 __all__ = [
     "accounts_of",

@@ -10,10 +10,10 @@ from decimal import Decimal
 from typing import Final
 
 from quantroute._html import notebook_table
-from quantroute.domain import TokenUsage
 from quantroute.ledger._records import Account, Basis, EntryId
 from quantroute.ledger._state import OVERRUN, AccountState
 from quantroute.money import NO_CAP, Cap, format_usd
+from quantroute.pricing import TokenUsage
 
 __all__ = [
     "Balance",

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Final
 
-from quantroute.domain import Endpoint, EndpointKey, Pricing, Quantization
+from quantroute.domain import Endpoint, EndpointKey, Quantization
 from quantroute.errors import ConfigurationError
 from quantroute.money import usd_per_million
+from quantroute.pricing import Pricing
 from quantroute.registry._endpoints import EndpointList
 
 __all__ = ["Change", "ChangeKind", "compare"]

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC
-from email.utils import parsedate_to_datetime
+from datetime import UTC, datetime
 from typing import Final
 from urllib.parse import quote
 
 import aiohttp
 from yarl import URL
 
+from quantroute._headers import retry_after_s
 from quantroute._http import Service, SessionPool
 from quantroute._log import get_logger
 from quantroute.clock import Clock
@@ -133,10 +132,11 @@ class HttpSource:
             text = raw.decode("utf-8-sig")
         except UnicodeDecodeError:
             raise _Passing("the body is not UTF-8") from None
+        now = datetime.fromtimestamp(self._clock.time_s(), UTC)
         return _Answer(
             status=response.status,
             content_type=response.content_type,
-            retry_after_s=_retry_after_s(response.headers.get("Retry-After"), self._clock),
+            retry_after_s=retry_after_s(response.headers, now=now) or 0.0,
             location=response.headers.get("Location"),
             text=redactor.answer(text),
         )
@@ -208,20 +208,3 @@ def _message(body: object) -> str:
 
 def _kind(answer: _Answer) -> str:
     return f"{answer.content_type} of {len(answer.text)} characters"
-
-
-def _retry_after_s(header: str | None, clock: Clock) -> float:
-    """Seconds to wait, from either form of the header; 0 if absent, past or unreadable."""
-    if header is None:
-        return 0.0
-    try:
-        return max(0.0, float(int(header)))
-    except OverflowError:
-        return math.inf
-    except ValueError:
-        pass
-    try:
-        at = parsedate_to_datetime(header)
-    except ValueError:
-        return 0.0
-    return max(0.0, at.replace(tzinfo=at.tzinfo or UTC).timestamp() - clock.time_s())

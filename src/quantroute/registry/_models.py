@@ -11,9 +11,9 @@ from typing import Final
 from pydantic import ValidationError
 
 from quantroute._html import notebook_table
-from quantroute.domain import Pricing
 from quantroute.errors import ConfigurationError, EndpointDataError
 from quantroute.money import price_text, usd_per_million
+from quantroute.pricing import Pricing
 from quantroute.registry._endpoints import describe, entries_of, stamp
 from quantroute.registry._pricing import parse_pricing
 from quantroute.registry._wire import WireArchitecture, WireModel

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any, Final
 
-from quantroute.domain import PriceOverride, Pricing
 from quantroute.money import parse_price
+from quantroute.pricing import PriceOverride, Pricing
 
 __all__ = ["parse_pricing"]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Final
 
-from quantroute.domain import Pricing, TokenUsage
+from quantroute.pricing import Pricing, TokenUsage
 from quantroute.simulator._backend import AnswerRequest, SimulatedAnswer, count_tokens
 from quantroute.simulator._bill import GenerationRecord
 from quantroute.simulator._catalogue import LiveEndpoint, LiveModel

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, Final
 
-from quantroute.domain import TokenUsage
 from quantroute.money import to_pusd
+from quantroute.pricing import TokenUsage
 from quantroute.simulator._scenario import AccountSpec
 
 __all__ = ["Account", "Bill", "GenerationRecord", "Stats"]

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, Final
 
-from quantroute.domain import Pricing
 from quantroute.errors import ConfigurationError
+from quantroute.pricing import Pricing
 from quantroute.simulator._pricing import parse_pricing
 from quantroute.simulator._scenario import (
     EndpointChange,

@@ -11,8 +11,8 @@ from datetime import UTC, datetime
 from decimal import Context, Decimal, Inexact, InvalidOperation
 from typing import Any, Final
 
-from quantroute.domain import PriceOverride, Pricing, TokenUsage
 from quantroute.money import parse_price
+from quantroute.pricing import PriceOverride, Pricing, TokenUsage
 
 __all__ = ["Charge", "charge", "parse_pricing", "worst_case_usd"]
 

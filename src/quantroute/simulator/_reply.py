@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Final, Literal
 
-from quantroute.domain import TokenUsage
+from quantroute.pricing import TokenUsage
 from quantroute.simulator._backend import BYTES_PER_TOKEN
 from quantroute.simulator._pricing import Charge
 from quantroute.simulator._refusal import refusal_body

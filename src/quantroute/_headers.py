@@ -1,0 +1,63 @@
+"""What an answer's headers say to a client of any service; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Final
+
+__all__ = ["header", "retry_after_s"]
+
+_LONGEST_HINT_S: Final = 3_600.0
+
+
+def header(headers: Mapping[str, str], name: str) -> str | None:
+    """A header's value without blanks, None if absent or empty."""
+    return headers.get(name, "").strip() or None
+
+
+def retry_after_s(headers: Mapping[str, str], *, now: datetime) -> float | None:
+    """Seconds the server asks to wait, from every form it may take; None if it does not say.
+
+    `Retry-After` in seconds or as a date (RFC 1123, RFC 850, asctime), `Retry-After-Ms`, or
+    `X-RateLimit-Reset` as epoch milliseconds when nothing is remaining. Dates are measured against
+    the answer's own `Date` header where there is one, so that a wrong local clock does no harm.
+    Never negative, never above an hour.
+    """
+    text = header(headers, "Retry-After")
+    wait_s: float | None = None
+    if text is not None:
+        wait_s = _number(text)
+        if wait_s is None:
+            wait_s = _until(text, headers, now)
+    if wait_s is None:
+        milliseconds = _number(header(headers, "Retry-After-Ms") or "")
+        wait_s = None if milliseconds is None else milliseconds / 1000
+    if wait_s is None and header(headers, "X-RateLimit-Remaining") == "0":
+        reset_ms = _number(header(headers, "X-RateLimit-Reset") or "")
+        wait_s = None if reset_ms is None else reset_ms / 1000 - now.timestamp()
+    return None if wait_s is None else min(max(wait_s, 0.0), _LONGEST_HINT_S)
+
+
+def _number(text: str) -> float | None:
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return number if number == number and abs(number) != float("inf") else None
+
+
+def _until(text: str, headers: Mapping[str, str], now: datetime) -> float | None:
+    moment = _http_date(text)
+    if moment is None:
+        return None
+    return (moment - (_http_date(header(headers, "Date") or "") or now)).total_seconds()
+
+
+def _http_date(text: str) -> datetime | None:
+    try:
+        moment = parsedate_to_datetime(text)
+    except ValueError:
+        return None
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)

@@ -1,0 +1,105 @@
+"""Who shares a ledger, who of them is alive, and what becomes of the entries of the dead."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from quantroute.clock import Clock
+from quantroute.errors import JournalError
+from quantroute.ledger._ledger import BudgetLedger
+from quantroute.ledger._records import EntryStatus, Held
+from quantroute.ledger._server_books import read_books, read_entries
+from quantroute.ledger._server_link import ServerLink
+from quantroute.ledger._shared_records import operation
+from quantroute.ledger._state import OpenEntry
+from quantroute.storage import MEMORY
+
+__all__ = ["Owners", "about_owner"]
+
+
+def about_owner(path: str, label: str) -> dict[str, object]:
+    """What this process tells others of itself; `path` is of its own file."""
+    return {
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "store": path if path == MEMORY else str(Path(path).resolve()),
+        "label": label,
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Owners:
+    """The owners of one shared ledger, as one of them sees the others.
+
+    Args:
+        about: see `about_owner`.
+        dead_after_s: an owner not heard of for so long is dead.
+    """
+
+    link: ServerLink
+    local: BudgetLedger
+    owner: str
+    about: Mapping[str, object]
+    dead_after_s: float
+    clock: Clock
+
+    async def bury_the_dead(self, *, is_opening: bool = False) -> None:
+        """Hold the entries of owners that are known to be dead; they stay counted.
+
+        Raises:
+            JournalError: another worker that lives has the label with which this one opens.
+        """
+        found = await read_books(self.link, "owners")
+        now_s, _ = await self.link.reading(self.link.client.time())
+        owners = {
+            name.removesuffix("\tabout"): json.loads(text)
+            for name, text in found.items()
+            if name.endswith("\tabout")
+        }
+        alive = {
+            owner: about
+            for owner, about in owners.items()
+            if owner == self.owner
+            or self._lives(owner, about, now_s - int(found[f"{owner}\tbeat"]))
+        }
+        if is_opening:
+            self._refuse_double(alive)
+        elif len(alive) == len(owners):
+            return
+        for entry in (await read_entries(self.link)).values():
+            if entry.status is EntryStatus.RESERVED and entry.owner not in alive:
+                await self.hold(entry)
+        for owner in owners.keys() - alive.keys():
+            await self.link.call({"op": "forget", "owner": owner})
+
+    def _lives(self, owner: str, about: Mapping[str, Any], silent_s: float) -> bool:
+        mine = self.about
+        if about["store"] == mine["store"] != MEMORY and about["host"] == mine["host"]:
+            return self.local.is_alive(owner)
+        return silent_s <= self.dead_after_s
+
+    def _refuse_double(self, alive: Mapping[str, Mapping[str, Any]]) -> None:
+        label = self.about["label"]
+        for owner, about in alive.items():
+            if label and owner != self.owner and about["label"] == label:
+                raise JournalError(
+                    path=self.link.place,
+                    problem=f"{label} is being done by process {about['pid']} on "
+                    f"{about['host']}; stop it, or if it died wait {self.dead_after_s:g} s",
+                )
+
+    async def hold(self, entry: OpenEntry) -> None:
+        """Count an entry of another owner as held, since nobody will tell what became of it."""
+        record = Held(
+            entry_id=entry.entry_id,
+            reason="process died",
+            generation_id=None,
+            at_s=self.clock.time_s(),
+        )
+        await self.link.call(operation(record))
