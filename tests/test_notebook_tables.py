@@ -10,8 +10,9 @@ import pytest
 
 from plan_support import demand, make_plan
 from policy_support import make_endpoint
-from quantroute.domain import Pricing, Provider, TokenUsage
+from quantroute.domain import Provider
 from quantroute.ledger import Account, Basis, BudgetLedger, Charge, Statement
+from quantroute.pricing import Pricing, TokenUsage
 from quantroute.registry import EndpointList, ModelList, ModelSummary, ProviderDirectory
 
 EVIL = "<script>alert(1)</script>"
