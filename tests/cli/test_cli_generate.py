@@ -237,6 +237,13 @@ def test_a_statistical_reserve_needs_a_yes_to_its_worst_case() -> None:
     assert timid.code == 2
     assert "could be spent" in " ".join(timid.err.split())
     assert not Path("run").exists()
+    part = quantroute(*command, "--statistical-reserve", "0.999", "--shard", "0/2")
+    assert part.code == 2
+    assert "leave out either" in " ".join(part.err.split())
+    Path("run.toml").touch()
+    file = quantroute("generate", "run.toml", "--statistical-reserve", "0.999")
+    assert file.code == 2
+    assert "instead of the run file" in " ".join(file.err.split())
     bold = quantroute(*command, "--statistical-reserve", "0.999", "--accept-overrun-usd", "1")
     assert bold.code == 3
     assert "is a target, not a hard cap" in " ".join(bold.out.split())

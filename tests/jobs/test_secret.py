@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import base64
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pyarrow.parquet
 
+from cli_support import quantroute
 from quantroute.simulator import Faults, ThreadedSimulator, kimi_mission_scenario
 
 KEY = "sk-or-v1-5ecret0000bytes1111that2222must3333not4444show"
@@ -24,18 +22,14 @@ def forms_of(key: str) -> list[bytes]:
     return found
 
 
-def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-c", "from quantroute.cli import main; main()", "-v", *arguments]
-
-
 def test_no_artefact_holds_the_key(tmp_path: Path) -> None:
     scenario = kimi_mission_scenario(
         faults=Faults(key_echo=0.5, key_echo_in_errors=1.0, upstream_500=0.2, upstream_400=0.05)
     )
     out = tmp_path / "run"
     with ThreadedSimulator(scenario, seed=5, api_key=KEY) as simulator:
-        env = os.environ | {"OPENROUTER_API_KEY": KEY, "QUANTROUTE_BASE_URL": simulator.base_url}
-        streams = b""
+        env = {"OPENROUTER_API_KEY": KEY, "QUANTROUTE_BASE_URL": simulator.base_url}
+        streams = ""
         for arguments in (
             ["generate", "--cap", "5", "--out", str(out)],
             ["generate", "--cap", "5", "--out", str(out), "--json"],
@@ -45,15 +39,15 @@ def test_no_artefact_holds_the_key(tmp_path: Path) -> None:
             ["endpoints", "moonshotai/kimi-k2.5", "--save-snapshot", str(tmp_path / "s.json")],
             ["reconcile", str(out)],
         ):
-            done = subprocess.run(command(*arguments), env=env, capture_output=True, timeout=100)
-            assert b"Traceback" not in done.stderr, done.stderr.decode()
-            streams += done.stdout + done.stderr
-    assert b"[redacted]" in streams  # errors that echoed the key were shown, without it
+            ended = quantroute("-v", *arguments, env=env)
+            streams += ended.out + ended.err
+    assert "Traceback" not in streams
+    assert "[redacted]" in streams  # errors that echoed the key were shown, without it
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert {path.suffix for path in files} >= {".sqlite", ".jsonl", ".parquet", ".json"}
     stored = b"".join(path.read_bytes() for path in files)
     stored += repr(pyarrow.parquet.read_table(tmp_path / "rows.parquet").to_pylist()).encode()
     assert b"[redacted]" in stored  # answers that echoed it were kept, without it
     for form in forms_of(KEY):
-        assert form not in streams
+        assert form not in streams.encode()
         assert form not in stored

@@ -201,7 +201,8 @@ def generate(
     part = None if shard is None else Shard.parse(shard)
     if part is not None and statistical_reserve is not None:
         raise ConfigurationError(
-            "--statistical-reserve knows only this worker's own requests: leave it or --shard out"
+            "--statistical-reserve knows only this worker's own requests: leave out either it (the "
+            "workers then share --cap as a hard cap) or --shard (one worker then does all rows)"
         )
     if ledger is not None and simulate:
         ledger = _rehearsal_ledger(ledger)
@@ -319,6 +320,12 @@ def _check_run_file(ctx: typer.Context, files: Sequence[Path]) -> None:
         and (source := ctx.get_parameter_source(name)) is not None
         and source.name == "COMMANDLINE"
     ]
+    if {"statistical_reserve", "accept_overrun_usd"} & set(given):
+        raise ConfigurationError(
+            "--statistical-reserve is for one account of money, and the datasets of a run file "
+            "have caps of their own: leave it and --accept-overrun-usd out, or give the prompt "
+            "files themselves instead of the run file"
+        )
     if given:
         names = ", ".join(f"--{name.replace('_', '-')}" for name in sorted(given))
         raise ConfigurationError(f"{names}: set that in {files[0]} instead")

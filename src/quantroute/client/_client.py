@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from quantroute._http import Service, SessionPool
-from quantroute.client._accounts import KeyComparison, KeyUsage
+from quantroute.client._accounts import KeyUsage
 from quantroute.client._catalogue import Catalogue
 from quantroute.client._descriptors import ensure_descriptors
 from quantroute.client._dispatch import Dispatcher
@@ -433,15 +433,6 @@ class Client:
         self._opened()
         assert self._reconciler is not None
         return await self._reconciler.key_usage()
-
-    async def compare_key_usage(self) -> KeyComparison | None:
-        """The key's usage against the ledger, with an explanation; None if the service is silent.
-
-        Both count from the ledger's first request by this key.
-        """
-        self._opened()
-        assert self._reconciler is not None
-        return await self._reconciler.compare(moment="now")
 
     @asynccontextmanager
     async def attended(self) -> AsyncIterator[Attendance]:

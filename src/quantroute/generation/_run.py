@@ -352,7 +352,8 @@ class Run:
             await readings.forget()
         else:
             await readings.pass_over(self._feeds, self._known)
-        if self._has_elastic_limits:
+        # Reads every answer, so not for feeds that are over already.
+        if self._has_elastic_limits and any(feed.prompts != () for feed in self._feeds):
             self._known_lengths = await self._rows.lengths(stored.run_id, most=LENGTHS_KEPT)
 
     async def _note_readings(self, stored: StoredRun) -> None:

@@ -78,11 +78,6 @@ class LiveEndpoint:
             self.pricing.output_usd_per_token or Decimal(0)
         )
 
-    @property
-    def is_priced(self) -> bool:
-        """False for router aliases, whose price is "-1"."""
-        return not self.pricing.unknown
-
     def limit(self, name: str) -> int | None:
         """One of the wire object's limits in tokens, None if it gives none."""
         value = self.wire.get(name)
