@@ -20,6 +20,7 @@ from quantroute.generation._expect import Expectation
 from quantroute.generation._export import ExportReport, export_rows
 from quantroute.generation._feed import Feed, FeedProgress, Purse, Target
 from quantroute.generation._look import Onlooker, RunLook, Speeds, merged_looks
+from quantroute.generation._hybrid import Way, compare_ways
 from quantroute.generation._measure import (
     Accepted,
     Standing,
@@ -106,6 +107,8 @@ __all__ = [
     "export_rows",
     "load_run_spec",
     "loop_score",
+    "Way",
+    "compare_ways",
     "make_plan",
     "merged_looks",
     "plan_run",
