@@ -11,10 +11,10 @@ import contextlib
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from quantroute.errors import ConfigurationError, SourceError
 from quantroute.extraction._extra import need
@@ -26,6 +26,8 @@ from quantroute.extraction._source import probe
 from quantroute.extraction._spec import load_extract_spec
 
 __all__ = ["ActorPool", "RayExtraction"]
+
+_STARTS: Final = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,14 +217,28 @@ def _cluster(ray: Any, pool: ActorPool) -> Iterator[None]:
                 "or leave the address out"
             ) from error
     else:
-        cpus = math.ceil(pool.actors * pool.cpus_per_actor)
-        ray.init(num_cpus=cpus, include_dashboard=False, _node_ip_address="127.0.0.1", **quiet)
+        _start_here(ray, math.ceil(pool.actors * pool.cpus_per_actor), quiet)
     try:
         if pool.address is None:
             _require_gpus(ray, pool)
         yield
     finally:
         ray.shutdown()
+
+
+def _start_here(ray: Any, cpus: int, quiet: Mapping[str, Any]) -> None:
+    """On loopback. Ray gives its own processes half a minute: a busy machine needs another try."""
+    for attempt in range(1, _STARTS + 1):
+        try:
+            ray.init(num_cpus=cpus, include_dashboard=False, _node_ip_address="127.0.0.1", **quiet)
+        except Exception as error:  # it raises no narrower one
+            ray.shutdown()
+            if "timed out" not in str(error) or attempt == _STARTS:
+                raise SourceError(
+                    source="ray", problem=f"it did not start on this machine: {error}"
+                ) from error
+        else:
+            return
 
 
 def _require_gpus(ray: Any, pool: ActorPool) -> None:
