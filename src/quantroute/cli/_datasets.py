@@ -10,8 +10,7 @@ from quantroute.cli._exit import ExitCode
 from quantroute.cli._job import RECORDS_WITHIN_S, Outcome
 from quantroute.cli._log import EVENTS
 from quantroute.cli._output import print_quality, rows_lines, say, show
-from quantroute.cli._plan import as_run_settings, opened_client, show_plan
-from quantroute.cli._plan import opened_client, serving, show_plan
+from quantroute.cli._plan import as_run_settings, opened_client, serving, show_plan
 from quantroute.cli._progress import Reporter, prices_of
 from quantroute.cli._rundir import RunFolder
 from quantroute.cli._service import Target
