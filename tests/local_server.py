@@ -21,6 +21,7 @@ class LocalServer:
         has_usage: whether it counts tokens.
         status: an error instead of an answer.
         cuts: close the connection instead of answering.
+        answer_s: how long an answer takes.
     """
 
     model: str = "kimi-local"
@@ -29,6 +30,7 @@ class LocalServer:
     status: int = 200
     cuts: bool = False
     finish_reason: str = "stop"
+    answer_s: float = 0.0
     base_url: str = ""
     bodies: list[dict[str, Any]] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
@@ -44,7 +46,7 @@ class LocalServer:
         self.peak_in_flight = max(self.peak_in_flight, self.in_flight)
         try:
             for _ in range(20):
-                await asyncio.sleep(0)
+                await asyncio.sleep(self.answer_s / 20)
             return await self._chat(request)
         finally:
             self.in_flight -= 1

@@ -47,6 +47,11 @@ class EnvKey:
             )
         return key
 
+    @property
+    def is_set(self) -> bool:
+        """Whether there is anything in the variable."""
+        return bool(os.environ.get(self.variable, "").strip())
+
     def headers(self) -> dict[str, str]:
         """The one header the key ever travels in."""
         return {"Authorization": f"Bearer {self.read()}"}

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from quantroute.errors import ConfigurationError, DatasetError, JournalError, SourceError
-from quantroute.extraction import _job
+from quantroute.extraction import _filler
 from quantroute.extraction._job import Extraction, ExtractionProgress, StoreSettings
 from quantroute.extraction._plan import Part, Selection
 from quantroute.extraction._records import LayerIds
@@ -130,14 +130,14 @@ async def test_a_cancelled_run_leaves_no_thread_behind_that_still_writes(
     target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     began, go_on = threading.Event(), threading.Event()
-    write = _job._write
+    write = _filler._write
 
     def slowly(*arguments: Any) -> Any:
         began.set()
         assert go_on.wait(30)
         return write(*arguments)
 
-    monkeypatch.setattr(_job, "_write", slowly)
+    monkeypatch.setattr(_filler, "_write", slowly)
     task = asyncio.ensure_future(job(target, tmp_path / "s").run(FakeSource(target, LAYERS)))
     await asyncio.to_thread(began.wait, 30)
     task.cancel()

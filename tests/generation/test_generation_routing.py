@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from quantroute import ConfigurationError, Service
+from local_server import LocalServer, running
+from quantroute import ConfigurationError, LocalEndpoint, Service
 from quantroute.client import Client
 from quantroute.generation import (
     Deadline,
@@ -143,6 +144,43 @@ async def test_a_deadline_out_of_reach_is_told_and_the_run_goes_on(
     assert last is not None
     assert not last.mix.is_enough
     assert "every endpoint in use" in str(last)
+
+
+@pytest.mark.parametrize(("seconds", "bursts"), [(600.0, False), (1.0, True)])
+async def test_the_service_is_paid_only_for_what_own_servers_cannot_do_in_time(
+    tmp_path: Path, key: str, seconds: float, bursts: bool
+) -> None:
+    """A free server that takes four at once, 0.06 s each: some 66 answers a second, not more."""
+    box = LocalServer(answer_s=0.06)
+    rows = 150 if bursts else 40
+    async with (
+        running(box),
+        Simulator(kimi_mission_scenario(time_scale=0.02), seed=4) as simulator,
+        Client(
+            cap_usd="5",
+            ledger=tmp_path / "run.sqlite",
+            service=Service(base_url=simulator.base_url),
+            local=[
+                LocalEndpoint(
+                    name="box",
+                    base_url=box.base_url,
+                    serves=MODEL,
+                    model=box.model,
+                    quantization="int4",
+                    max_in_flight=4,
+                )
+            ],
+            max_in_flight=32,
+        ) as client,
+    ):
+        await run_with(client, rows, deadline=Deadline(after_s=seconds, rows=rows))
+        had = await endpoints_of(client)
+        spent_pusd = client.ledger.balance().posted_pusd
+        assert spent_pusd == simulator.bill.total_pusd
+    own = had.pop("local/box")
+    assert own == len(box.bodies) > 0
+    assert box.peak_in_flight == 4  # busy to its limit in both cases: it costs nothing
+    assert (had.total() > 30, spent_pusd > 0) == (bursts, bursts)
 
 
 def test_a_deadline_needs_to_know_the_work(key: str) -> None:

@@ -10,7 +10,7 @@ from quantroute.cli._exit import ExitCode
 from quantroute.cli._job import RECORDS_WITHIN_S, Outcome
 from quantroute.cli._log import EVENTS
 from quantroute.cli._output import print_quality, rows_lines, say, show
-from quantroute.cli._plan import as_run_settings, opened_client, show_plan
+from quantroute.cli._plan import as_run_settings, opened_client, serving, show_plan
 from quantroute.cli._progress import Reporter, prices_of
 from quantroute.cli._rundir import RunFolder
 from quantroute.cli._service import Target
@@ -68,11 +68,13 @@ async def perform_datasets(job: DatasetsJob, target: Target) -> DatasetsOutcome:
     Raises:
         NoEligibleEndpoint: some dataset can be served by nobody.
     """
-    target.key.read()
+    if not job.spec.local:
+        target.key.read()  # before anything is asked
     target.check_descriptors(job.spec.max_in_flight)
     async with ProviderRegistry(service=target.service, key=target.key) as registry:
         async with opened_client(job.spec, registry) as client:
             plan = await plan_run(client, job.spec)
+        target.check_key(serving(plan))
         if not job.as_json:
             show_plan(plan)
         with EVENTS.written_to(job.log_json or job.folder.events, key=target.key):

@@ -29,7 +29,9 @@ if TYPE_CHECKING:
         ExtractionProgress,
         ExtractionReport,
         ExtractSpec,
+        PoolEvent,
         ProbeReport,
+        RayExtraction,
     )
 
 __all__ = ["extract"]
@@ -51,6 +53,17 @@ def extract(
     probe: Annotated[
         bool, typer.Option("--probe/--no-probe", help="Try the source on a few examples first.")
     ] = True,
+    on_ray: Annotated[
+        bool, typer.Option("--ray", help="Do it by Ray actors, each with the source of the file.")
+    ] = False,
+    actors: Annotated[int, typer.Option(min=1, help="With --ray: how many.")] = 2,
+    gpus_per_actor: Annotated[
+        float, typer.Option(min=0, help="With --ray: GPUs reserved for each.")
+    ] = 0.0,
+    ray_address: Annotated[
+        str | None,
+        typer.Option(help='With --ray: a running cluster, or "auto". Default: this machine.'),
+    ] = None,
     as_json: options.Json = False,
 ) -> None:
     """Extract the target's hidden states for the rows of a run, into a folder of shards.
@@ -62,8 +75,12 @@ def extract(
     quantroute extract run.toml --dry-run
 
     quantroute extract run.toml --shard 2/8
+
+    quantroute extract run.toml --ray --actors 4 --gpus-per-actor 2 --ray-address auto
     """
     _require_extra()
+    if on_ray and (dry_run or part != "1/1"):
+        raise ConfigurationError("--ray does all shards: leave --shard and --dry-run out")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # the target is a folder; nothing is fetched
     from quantroute.extraction import Part, load_extract_spec
 
@@ -73,7 +90,15 @@ def extract(
     refused = described.examples.report.as_dict().get("refused", {})
     if not as_json:
         _show_plan(job, need, refused)
-    facts = asyncio.run(_perform(described, job, dry_run=dry_run, probing=probe, silent=as_json))
+    if on_ray:
+        from quantroute.extraction import ActorPool, RayExtraction
+
+        pool = ActorPool(actors=actors, gpus_per_actor=gpus_per_actor, address=ray_address)
+        work = RayExtraction(spec, job, pool, probing=probe)
+        facts = asyncio.run(_perform_on_ray(work, total=len(job.plan.shards), silent=as_json))
+    else:
+        performing = _perform(described, job, dry_run=dry_run, probing=probe, silent=as_json)
+        facts = asyncio.run(performing)
     if as_json:
         print_json({"plan": _plan_data(job, need, refused), **facts})
     if facts.get("was_stopped"):
@@ -133,6 +158,27 @@ async def _perform(
         return facts | _report_data(done)
     finally:
         await source.close()
+
+
+async def _perform_on_ray(work: RayExtraction, *, total: int, silent: bool) -> dict[str, Any]:
+    """A line per shard and per dead actor; what there is to tell as JSON values."""
+    task = asyncio.current_task()
+    assert task is not None
+
+    def tell(event: PoolEvent) -> None:
+        if silent:
+            return
+        if event.record is None:
+            say(f"{event.worker} died: shard {event.index} is done again", err=True)
+        else:
+            tokens = event.record.tokens
+            say(f"shard {event.index} of {total}: {tokens:,} tokens, {event.worker}", err=True)
+
+    with on_stop_signals(work.request_stop, task.cancel):
+        done = await work.run(tell)
+    if not silent:
+        _show_report(done)
+    return _report_data(done)
 
 
 class _Reporter:

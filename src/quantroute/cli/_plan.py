@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -19,14 +19,17 @@ from quantroute.cli._exit import ExitCode
 from quantroute.cli._job import worker_settings
 from quantroute.cli._output import print_json, say, show
 from quantroute.cli._rundir import RunFolder
-from quantroute.cli._service import opened_target, source_class
+from quantroute.cli._service import Target, opened_target, source_class
 from quantroute.client import Client
+from quantroute.domain import Endpoint
 from quantroute.errors import ConfigurationError
 from quantroute.generation import (
     DatasetPlan,
     Plan,
     RunReport,
     RunSpec,
+    Way,
+    compare_ways,
     load_run_spec,
     plan_run,
     probe_run,
@@ -35,7 +38,7 @@ from quantroute.generation import (
 from quantroute.ledger import BudgetLedger, SharedLedger
 from quantroute.money import to_usd, usd_per_million
 from quantroute.registry import ProviderRegistry
-from quantroute.report import plan_lines, plan_tables
+from quantroute.report import plan_lines, plan_tables, ways_table
 
 __all__ = ["as_run_settings", "opened_client", "plan", "read_spec", "show_plan"]
 
@@ -104,7 +107,7 @@ def plan(
             scenario=scenario,
             seed=simulator_seed,
         ) as target:
-            if probe is not None:
+            if probe is not None and not run.local:
                 target.key.read()  # before a file is made
             async with (
                 ProviderRegistry(service=target.service, key=target.key) as registry,
@@ -112,11 +115,11 @@ def plan(
                     run, registry, spends=probe is not None, service=target.service, key=target.key
                 ) as client,
             ):
-                return await _look(client, run, probe, renew=simulate)
+                return await _look(client, run, probe, target)
 
     made, bought = _loop.run(main())
     if as_json:
-        print_json(_as_data(made, bought))
+        print_json(_as_data(made, bought, _ways(made, run)))
     else:
         _print(made, bought, run)
     if (code := _exit_code(made)) is not ExitCode.DONE:
@@ -174,25 +177,37 @@ async def opened_client(
 
 
 async def _look(
-    client: Client, run: RunSpec, probe: int | None, *, renew: bool
+    client: Client, run: RunSpec, probe: int | None, target: Target
 ) -> tuple[Plan, RunReport | None]:
     census = take_census(run.datasets, run.config())
     first = await plan_run(client, run, census=census)
     if probe is None:
         return first, None
-    await client.note_baseline(renew=renew)
+    target.check_key(serving(first))
+    await client.note_baseline(renew=target.simulator is not None)
     bought = await probe_run(client, run, rows=probe, plan=first)
     return await plan_run(client, run, census=census), bought
 
 
+def serving(made: Plan) -> list[Endpoint]:
+    """Endpoints that may be asked."""
+    return [item.endpoint for item in made.endpoints if item.serves]
+
+
 def _print(made: Plan, bought: RunReport | None, run: RunSpec) -> None:
     show_plan(made)
+    if ways := _ways(made, run):
+        show(ways_table(ways))
     if line := deadline_line(made, run):
         say(line)
     if bought is not None:
         say(f"the probe bought {bought.finished:,} rows; they are part of the run")
         if bought.error is not None:
             say(f"the probe was stopped: {bought.error}")
+
+
+def _ways(made: Plan, run: RunSpec) -> tuple[Way, ...]:
+    return compare_ways(made, run.local, deadline_s=run.deadline_s)
 
 
 def show_plan(made: Plan) -> None:
@@ -223,7 +238,7 @@ def as_run_settings(text: str) -> str:
     return _ARGUMENT.sub(r'\1 = ["\2"]', text)
 
 
-def _as_data(made: Plan, bought: RunReport | None) -> dict[str, Any]:
+def _as_data(made: Plan, bought: RunReport | None, ways: Sequence[Way]) -> dict[str, Any]:
     return {
         "model": made.model,
         "allocation": made.allocation.value,
@@ -248,6 +263,17 @@ def _as_data(made: Plan, bought: RunReport | None) -> dict[str, Any]:
                 "reasons": list(item.reasons),
             }
             for item in made.endpoints
+        ],
+        "ways": [
+            {
+                "way": way.name,
+                "own_share": round(float(way.own_share), 6),
+                "time_s": round(way.time_s, 3),
+                "cost_pusd": way.cost_pusd,
+                "in_time": way.in_time,
+                "own_speed": "declared" if way.is_declared else "guessed",
+            }
+            for way in ways
         ],
         "datasets": [_dataset_data(item) for item in made.datasets],
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from quantroute._http import OPENROUTER_URL, Service
 from quantroute.client import ensure_descriptors
+from quantroute.domain import Endpoint
 from quantroute.secrets import EnvKey
 
 if TYPE_CHECKING:
@@ -29,6 +30,18 @@ class Target:
     service: Service
     key: EnvKey
     simulator: Simulator | None = None
+
+    def check_key(self, endpoints: Iterable[Endpoint]) -> None:
+        """Refuse to begin without the service's key; servers of one's own do not need it.
+
+        Args:
+            endpoints: all that may be asked.
+
+        Raises:
+            KeyRejected: one of them is the service's, and there is no key.
+        """
+        if not all(endpoint.is_local for endpoint in endpoints):
+            self.key.read()
 
     def check_descriptors(self, requests: int) -> None:
         """Refuse at once what would run out of sockets; an embedded simulator has the other ends.

@@ -56,9 +56,10 @@ class LocalEndpoint:
         quantization: the format of the weights there, e.g. "int4"; "unknown" needs
             `accept_unknown`, as anywhere.
         input_usd_per_million, output_usd_per_million: prices; zero by default.
-        usd_per_gpu_hour, gpus, output_tokens_per_s: instead of prices: what the hardware costs, and
-            how many output tokens a second it makes with all requests together. Input counts
-            nothing then: its time is in that figure.
+        output_tokens_per_s: what it makes with all requests together, as measured. Plans reckon
+            their hours by it.
+        usd_per_gpu_hour, gpus: with that rate, instead of prices: what the hardware costs. Input
+            counts nothing then: its time is in the rate.
         max_in_flight: requests there at once; nobody else knows what the server bears.
         context_tokens, max_output_tokens: its limits, None if they are the model's own.
         key_variable: environment variable with a key for it, if it wants one. The service's own
@@ -210,17 +211,17 @@ class LocalEndpoint:
     def _pricing(self) -> Pricing:
         prompt = self._usd("input_usd_per_million").scaleb(-6)
         output = self._usd("output_usd_per_million").scaleb(-6)
-        if self.usd_per_gpu_hour is not None or self.output_tokens_per_s is not None:
-            if self.usd_per_gpu_hour is None or self.output_tokens_per_s is None:
+        if self.output_tokens_per_s is not None and self.output_tokens_per_s < 1:
+            raise ConfigurationError(f"local {self.name}: output_tokens_per_s is at least 1")
+        if self.usd_per_gpu_hour is not None:
+            if self.output_tokens_per_s is None:
                 raise ConfigurationError(
-                    f"local {self.name}: usd_per_gpu_hour and output_tokens_per_s go together"
+                    f"local {self.name}: usd_per_gpu_hour needs output_tokens_per_s"
                 )
             if output or prompt:
                 raise ConfigurationError(
                     f"local {self.name}: give prices or usd_per_gpu_hour, not both"
                 )
-            if self.output_tokens_per_s < 1:
-                raise ConfigurationError(f"local {self.name}: output_tokens_per_s is at least 1")
             per_token = self._usd("usd_per_gpu_hour") * self.gpus / 3_600 / self.output_tokens_per_s
             output = per_token.quantize(_FINEST_PRICE, rounding=ROUND_CEILING)
         return Pricing(prices={"prompt": prompt, "completion": output})

@@ -83,8 +83,11 @@ class Reconciler:
     async def note_baseline(self, *, renew: bool = False) -> None:
         """Remember the key's usage before its first request under this ledger, once per key.
 
-        `renew` takes it anew, for an account whose own count has started again.
+        `renew` takes it anew, for an account whose own count has started again. Without a key there
+        is no account: only servers of one's own can be asked then.
         """
+        if not self.key.is_set:
+            return
         name = self._baseline_name()
         if name in self.ledger.notes and not renew:
             return
@@ -102,7 +105,9 @@ class Reconciler:
             )
 
     async def key_usage(self) -> KeyUsage | None:
-        """The key's spending and limit; None if the service does not say."""
+        """The key's spending and limit; None if the service does not say, or no key is set."""
+        if not self.key.is_set:
+            return None
         try:
             status, body = await self.transport.get("/key", headers=self.key.headers())
         except TransportError as error:
@@ -319,6 +324,8 @@ class Reconciler:
 
     async def _unexplained_pusd(self) -> int | None:
         """The key's usage since the baseline that no posted entry explains."""
+        if not self.key.is_set and not await self.ledger.unresolved():
+            return 0, None  # nothing was asked of the service, or all of it is known
         baseline = self.ledger.notes.get(self._baseline_name())
         usage = await self.key_usage()
         self._usage = usage

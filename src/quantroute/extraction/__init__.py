@@ -22,6 +22,8 @@ from quantroute.extraction._job import (
 from quantroute.extraction._kimi_style import KIMI_STYLE_TEMPLATE, write_kimi_style_tokenizer
 from quantroute.extraction._norm import FinalNorm
 from quantroute.extraction._plan import DiskNeed, Part, Plan, Selection, StateLayout
+from quantroute.extraction._pool import PoolEvent
+from quantroute.extraction._ray import ActorPool, RayExtraction
 from quantroute.extraction._records import Example, LayerConvention, LayerIds, States
 from quantroute.extraction._rows import Turn, read_row_files, turns_of
 from quantroute.extraction._sglang import SglangSource
@@ -49,6 +51,7 @@ from quantroute.extraction._vocabulary import (
 __all__ = [
     "KIMI_STYLE_TEMPLATE",
     "TRAINERS",
+    "ActorPool",
     "CountComparison",
     "DiskNeed",
     "DraftVocabulary",
@@ -66,7 +69,9 @@ __all__ = [
     "Norm",
     "Part",
     "Plan",
+    "PoolEvent",
     "ProbeReport",
+    "RayExtraction",
     "Refusal",
     "RefusalReason",
     "Rerender",

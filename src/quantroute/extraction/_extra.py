@@ -10,7 +10,7 @@ from quantroute.errors import ConfigurationError
 __all__ = ["need"]
 
 
-def need(module: str) -> Any:
+def need(module: str, *, extra: str = "extract") -> Any:
     """The module, imported now and not earlier: `import quantroute` has to stay light.
 
     Raises:
@@ -23,5 +23,5 @@ def need(module: str) -> Any:
         if error.name is None or error.name.partition(".")[0] != package:
             raise
         raise ConfigurationError(
-            f"{package} is not installed; hidden states need it: pip install 'quantroute[extract]'"
+            f"{package} is not installed; hidden states need it: pip install 'quantroute[{extra}]'"
         ) from None

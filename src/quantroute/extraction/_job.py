@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import json
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import compress, islice
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from quantroute.errors import ConfigurationError, DatasetError
+from quantroute.extraction._filler import ShardFiller, Taken, first_of
 from quantroute.extraction._manifest import (
     Folder,
     ShardRecord,
@@ -36,11 +36,9 @@ from quantroute.extraction._plan import (
     plan_shards,
 )
 from quantroute.extraction._records import Example, LayerIds
-from quantroute.extraction._safetensors import write_tensors
-from quantroute.extraction._shard import ShardBuffer
 from quantroute.extraction._source import StateSource, probe_examples
 from quantroute.extraction._target import Target
-from quantroute.storage import FileLock, atomic_write, is_locked
+from quantroute.storage import FileLock, is_locked
 
 __all__ = ["Extraction", "ExtractionProgress", "ExtractionReport", "StoreSettings"]
 
@@ -118,6 +116,7 @@ class Extraction:
     Args:
         examples: a function that starts a new reading of the same examples.
         part: this worker's share of the shards.
+        plan: of the same examples and settings, made elsewhere: then nothing is read to make one.
         free_bytes: free space of the disk that holds a folder.
     """
 
@@ -130,6 +129,7 @@ class Extraction:
         out: Path | str,
         settings: StoreSettings,
         part: Part | None = None,
+        plan: Plan | None = None,
         free_bytes: Callable[[Path], int] | None = None,
     ) -> None:
         self.target, self.layers, self.settings = target, layers, settings
@@ -143,7 +143,7 @@ class Extraction:
         )
         self._examples = examples
         self._free_bytes = free_bytes or _free_bytes
-        self._plan: Plan | None = None
+        self._plan = plan
         self._described: dict[str, Any] | None = None
         self._is_stopping = False
 
@@ -159,7 +159,7 @@ class Extraction:
 
     def need(self) -> DiskNeed:
         """What this worker's missing shards take, against what is free now."""
-        missing = [span for span in self._own() if self._committed(span) is None]
+        missing = self.missing()
         return self._need(sum(span.tokens for span in missing), len(missing))
 
     def prepare(self) -> DiskNeed:
@@ -179,7 +179,7 @@ class Extraction:
 
     def missing_tokens(self) -> int:
         """Tokens of this part that are not committed yet."""
-        return sum(span.tokens for span in self._own() if self._committed(span) is None)
+        return sum(span.tokens for span in self.missing())
 
     def probe_examples(self) -> list[Example]:
         """A few beginnings of the job's own examples; see `probe_examples`."""
@@ -209,26 +209,82 @@ class Extraction:
             JournalError: another process writes the same part.
             SourceError: the source gave up. What is committed stays, in every case.
         """
+        self.require(source)
+        with self.opened():
+            self.keep_norm(source)
+            work = _Work(self, source, on_progress)
+            await work.execute()
+            missing = self.seal()
+        return work.report(missing)
+
+    def require(self, source: StateSource) -> None:
+        """Refuse a source that gives other states than the store is to hold.
+
+        Raises:
+            ConfigurationError: other layers or another dtype.
+        """
         if (source.layers, source.dtype) != (self.layers, self.settings.dtype):
             raise ConfigurationError(
                 f"the source gives {source.dtype} of layers {list(source.layers.boundary)}, "
                 f"the store wants {self.settings.dtype} of {list(self.layers.boundary)}"
             )
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[None]:
+        """The folder, prepared and locked for this part. Raises as `run`."""
         self.prepare()
         with self._locked():
             if not self.folder.plan.exists():
                 write_json(self.folder.plan, self._description())
-            self._sweep()
-            self._keep_norm(source)
-            work = _Work(self, source, on_progress)
-            await work.execute()
-            missing = self._seal(source)
-        return work.report(missing)
+            self.sweep()
+            yield
+
+    def keep_norm(self, source: StateSource) -> None:
+        """Store the target's final norm, or see that it is the one that was stored.
+
+        Raises:
+            DatasetError: the target's weights have changed.
+        """
+        norm = source.final_norm()
+        if not self.folder.norm.exists():
+            norm.save(self.folder.norm)
+        elif not norm.equals(FinalNorm.load(self.folder.norm)):
+            raise DatasetError(
+                path=str(self.folder.norm),
+                problem="is not the final norm of this target: its weights have changed since the "
+                "extraction began; choose another folder",
+            )
+
+    def seal(self) -> int:
+        """Write the manifest if every shard stands; the number of those that do not."""
+        records = [self._committed(span) for span in self.plan.shards]
+        whole = [record for record in records if record is not None]
+        if len(whole) == len(records):
+            norm = FinalNorm.load(self.folder.norm)
+            manifest = manifest_of(self._description(), self.plan, whole, norm, self.folder)
+            write_json(self.folder.manifest, manifest)
+        return len(records) - len(whole)
+
+    def missing(self) -> list[ShardSpan]:
+        """Shards of this part that are not committed yet."""
+        return [span for span in self._own() if self._committed(span) is None]
 
     # -- the folder -------------------------------------------------------------------------------
 
     def _own(self) -> Iterator[ShardSpan]:
         return (span for span in self.plan.shards if self.part.has(span.index))
+
+    def filler(self, source: StateSource, *, on_example: Callable[[Example], None]) -> ShardFiller:
+        """What fills and commits this job's shards, whichever they are."""
+        return ShardFiller(
+            folder=self.folder,
+            layout=self.layout,
+            description=self._description(),
+            source=source,
+            at_once=self.settings.shards_at_once,
+            check_disk=lambda tokens: self._need(tokens, 1).check(str(self.folder.path)),
+            on_example=on_example,
+        )
 
     def _committed(self, span: ShardSpan) -> ShardRecord | None:
         return self.folder.committed(span.index, span.keys_sha256)
@@ -273,23 +329,12 @@ class Extraction:
                 "folder, or put the settings and the rows back as they were",
             )
 
-    def _sweep(self) -> None:
+    def sweep(self) -> None:
         """Take away what a killed worker of this part was writing."""
         for leftover in self.folder.path.glob("shards/.*.tmp"):
             index = leftover.name.split(".")[1]
             if index.isdecimal() and self.part.has(int(index)):
                 leftover.unlink(missing_ok=True)
-
-    def _keep_norm(self, source: StateSource) -> None:
-        norm = source.final_norm()
-        if not self.folder.norm.exists():
-            norm.save(self.folder.norm)
-        elif not norm.equals(FinalNorm.load(self.folder.norm)):
-            raise DatasetError(
-                path=str(self.folder.norm),
-                problem="is not the final norm of this target: its weights have changed since the "
-                "extraction began; choose another folder",
-            )
 
     def _locked(self) -> FileLock:
         """Refuses a second worker for this part, and workers that count parts otherwise."""
@@ -302,16 +347,6 @@ class Extraction:
                 )
         return FileLock(locks / f"{self.part.number}-of-{self.part.of}.lock")
 
-    def _seal(self, source: StateSource) -> int:
-        """Write the manifest if every shard stands; the number of those that do not."""
-        records = [self._committed(span) for span in self.plan.shards]
-        whole = [record for record in records if record is not None]
-        if len(whole) == len(records):
-            norm = source.final_norm()
-            manifest = manifest_of(self._description(), self.plan, whole, norm, self.folder)
-            write_json(self.folder.manifest, manifest)
-        return len(records) - len(whole)
-
 
 class _Work:
     """One `run`: some shards are filled while one is written."""
@@ -322,7 +357,7 @@ class _Work:
         source: StateSource,
         on_progress: Callable[[ExtractionProgress], None] | None,
     ) -> None:
-        self._job, self._source, self._on_progress = job, source, on_progress
+        self._job, self._on_progress = job, on_progress
         own = list(job._own())
         done = {span.index for span in own if job._committed(span) is not None}
         self._missing = {span.index for span in own} - done
@@ -331,12 +366,11 @@ class _Work:
         self._total_tokens = sum(span.tokens for span in own)
         self._total_shards = len(own)
         self._tokens = self._resumed_tokens
-        self._examples = self._written_bytes = self._shards = self._unwritten_tokens = 0
+        self._examples = self._written_bytes = self._shards = 0
         self._lost: Counter[str] = Counter()
         self._todo = job.plan.members(job._examples, self._missing)
         self._taking = asyncio.Lock()
-        self._filling = asyncio.Semaphore(job.settings.shards_at_once)
-        self._writing = asyncio.Lock()
+        self._filler = job.filler(source, on_example=self._count)
 
     async def execute(self) -> None:
         """Until nothing is missing, or the job is to stop."""
@@ -347,58 +381,25 @@ class _Work:
                 for _ in range(min(workers, len(self._missing))):
                     group.create_task(self._work())
         except BaseExceptionGroup as group_error:
-            raise _first_of(group_error) from None
+            raise first_of(group_error) from None
 
     async def _work(self) -> None:
-        while True:
-            async with self._filling:
-                taken = await self._take()
-                if taken is None:
-                    return
-                span, members = taken
-                self._unwritten_tokens += span.tokens
-                self._job._need(self._unwritten_tokens, 1).check(str(self._job.folder.path))
-                buffer = await self._filled(members)
-            async with self._writing:
-                await self._commit(span, buffer)
-            del buffer
+        while (record := await self._filler.fill(self._take)) is not None:
+            self._shards += 1
+            self._examples += record.examples
+            self._written_bytes += record.size_bytes
+            self._lost.update(item["reason"] for item in record.lost)
+            self._tell()
 
-    async def _take(self) -> tuple[ShardSpan, list[Example]] | None:
+    async def _take(self) -> Taken | None:
         async with self._taking:
             if self._job._is_stopping:
                 return None
             # Reading rows and rendering them is work: not on the event loop.
             return await asyncio.to_thread(next, self._todo, None)
 
-    async def _filled(self, members: list[Example]) -> ShardBuffer:
-        layout = self._job.layout
-        buffer = ShardBuffer(
-            members, slots=layout.slots, hidden_size=layout.hidden_size, dtype=layout.dtype
-        )
-        async for result in self._source.states(members):
-            buffer.add(result)
-            self._tokens += len(result.example)
-            self._tell()
-        buffer.finish()
-        return buffer
-
-    async def _commit(self, span: ShardSpan, buffer: ShardBuffer) -> None:
-        job = self._job
-        try:
-            record = await _to_the_end(
-                asyncio.to_thread(_write, job.folder, span, buffer, job.layout, job._description())
-            )
-        except OSError as error:
-            raise DatasetError(
-                path=str(job.folder.shard(span.index)),
-                problem=f"{error.strerror or error}; make room and run again: what is committed "
-                "stays",
-            ) from error
-        self._shards += 1
-        self._examples += record.examples
-        self._written_bytes += record.size_bytes
-        self._unwritten_tokens -= span.tokens
-        self._lost.update(item["reason"] for item in record.lost)
+    def _count(self, example: Example) -> None:
+        self._tokens += len(example)
         self._tell()
 
     def _tell(self) -> None:
@@ -431,74 +432,7 @@ class _Work:
         )
 
 
-def _write(
-    folder: Folder,
-    span: ShardSpan,
-    buffer: ShardBuffer,
-    layout: StateLayout,
-    description: Mapping[str, Any],
-) -> ShardRecord:
-    """Shard, then its rows, then the marker that makes both count."""
-    metadata = {
-        name: json.dumps(description[name], sort_keys=True)
-        for name in ("format", "version", "target", "layers", "last_state", "states")
-    }
-    written = write_tensors(folder.shard(span.index), buffer.tensors(fp8=layout.fp8), metadata)
-    kept = buffer.kept
-    rows = b"".join(_row_line(example) for example in kept)
-    atomic_write(folder.rows(span.index), rows)
-    record = ShardRecord(
-        index=span.index,
-        keys_sha256=span.keys_sha256,
-        sha256=written.sha256,
-        size_bytes=written.size_bytes,
-        rows_sha256=hashlib.sha256(rows).hexdigest(),
-        examples=len(kept),
-        tokens=sum(map(len, kept)),
-        loss_tokens=sum(int(example.loss_mask.sum()) for example in kept),
-        lost=tuple(
-            {"key": key, "reason": lost.reason, "detail": lost.detail}
-            for key, lost in sorted(buffer.lost.items())
-        ),
-    )
-    write_json(
-        folder.marker(span.index),
-        {name: getattr(record, name) for name in ShardRecord.__slots__},
-    )
-    return record
-
-
-async def _to_the_end(work: Coroutine[Any, Any, Result]) -> Result:
-    """Await a thread's work. A cancelled wait ends only when the thread has: it holds our lock."""
-    task = asyncio.ensure_future(work)
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        while not task.done():
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.wait({task})
-        if not task.cancelled():
-            task.exception()  # looked at: the cancellation is what there is to tell
-        raise
-
-
-def _row_line(example: Example) -> bytes:
-    facts = {
-        "key": example.key,
-        "tokens": len(example),
-        "loss_tokens": int(example.loss_mask.sum()),
-        "provenance": dict(example.provenance),
-    }
-    return json.dumps(facts, ensure_ascii=False, sort_keys=True).encode() + b"\n"
-
-
 def _free_bytes(folder: Path) -> int:
     while not folder.exists():
         folder = folder.parent
     return shutil.disk_usage(folder).free
-
-
-def _first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The error that stopped the others; a task group wraps even a single one."""
-    first = group.exceptions[0]
-    return _first_of(first) if isinstance(first, BaseExceptionGroup) else first

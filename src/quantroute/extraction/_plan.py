@@ -21,6 +21,7 @@ __all__ = [
     "Part",
     "Plan",
     "Selection",
+    "ShardCursor",
     "ShardSpan",
     "StateLayout",
     "plan_shards",
@@ -184,6 +185,32 @@ class Plan:
             if _keys_sha256(example.key for example in members) != span.keys_sha256:
                 raise DatasetError(path="examples", problem=_CHANGED)
             yield span, members
+
+
+class ShardCursor:
+    """Members of shards that are asked for one by one, in any order.
+
+    Going forward reads on, leaving out what lies between; going back starts a new reading.
+    """
+
+    def __init__(self, plan: Plan, stream: ExampleStream) -> None:
+        self._plan, self._stream = plan, stream
+        self._wanted: set[int] = set()
+        self._next = 0
+        self._reading = plan.members(stream, self._wanted)
+
+    def at(self, index: int) -> tuple[ShardSpan, list[Example]]:
+        """That shard and its examples.
+
+        Raises:
+            DatasetError: the examples are others than those the plan was made from.
+        """
+        if index < self._next:
+            self._reading = self._plan.members(self._stream, self._wanted)
+        self._wanted.clear()
+        self._wanted.add(index)
+        self._next = index + 1
+        return next(self._reading)
 
 
 _CHANGED: Final = "they changed between planning and extraction; plan again"

@@ -14,7 +14,7 @@ from quantroute.extraction._examples import TokenSettings
 from quantroute.extraction._extra import need
 from quantroute.extraction._inputs import ExampleFiles
 from quantroute.extraction._job import Extraction, StoreSettings
-from quantroute.extraction._plan import Part, Selection
+from quantroute.extraction._plan import Part, Plan, Selection
 from quantroute.extraction._records import LayerConvention, LayerIds
 from quantroute.extraction._sglang import SglangSource
 from quantroute.extraction._source import StateSource
@@ -86,8 +86,8 @@ class ExtractSpec:
         """Of the states."""
         return self.table.dtype or self.target.dtype
 
-    def job(self, part: Part | None = None) -> Extraction:
-        """The work, or one worker's part of it."""
+    def job(self, part: Part | None = None, *, plan: Plan | None = None) -> Extraction:
+        """The work, or one worker's part of it; `plan` if it was made elsewhere."""
         table = self.table
         is_local = table.source == "transformers"
         # What moves the last bits of the states: it belongs to what the store is.
@@ -100,6 +100,7 @@ class ExtractSpec:
             examples=self.examples,
             out=self.out,
             part=part,
+            plan=plan,
             settings=StoreSettings(
                 dtype=self.dtype,
                 fp8=table.fp8,

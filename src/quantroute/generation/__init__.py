@@ -19,6 +19,7 @@ from quantroute.generation._deadline import Deadline, Pace, deadline_s
 from quantroute.generation._expect import Expectation
 from quantroute.generation._export import ExportReport, export_rows
 from quantroute.generation._feed import Feed, FeedProgress, Purse, Target
+from quantroute.generation._hybrid import Way, compare_ways
 from quantroute.generation._look import Onlooker, RunLook, Speeds, merged_looks
 from quantroute.generation._measure import (
     Accepted,
@@ -116,6 +117,8 @@ __all__ = [
     "known_reading",
     "load_run_spec",
     "loop_score",
+    "Way",
+    "compare_ways",
     "make_plan",
     "merged_looks",
     "plan_run",

@@ -143,13 +143,14 @@ async def _demand(
     standing: Standing | None,
 ) -> Demand:
     standing = standing or Standing()
-    bound = _without_local(await client.verdicts(spec.model, sampling=dataset.sampling))
+    whole = await client.verdicts(spec.model, sampling=dataset.sampling)
     balance = client.ledger.balance(spec.account_of(dataset.name))
     return Demand(
         spec=dataset,
         census=census,
         expectation=_expectation(dataset, standing),
-        bound=bound,
+        bound=_without_local(whole),
+        own=tuple(endpoint for endpoint in whole.eligible if endpoint.is_local),
         ended_rows=standing.ended_rows,
         accepted=standing.accepted,
         spent_pusd=balance.posted_pusd + balance.pending_pusd,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 
@@ -24,6 +25,7 @@ class Demand:
 
     Args:
         bound: the policy's verdicts for requests with the dataset's sampling parameters.
+        own: eligible servers of one's own; what they cost is told apart.
         ended_rows, accepted, spent_pusd: what earlier starts of the run have done (pico-dollars).
     """
 
@@ -31,6 +33,7 @@ class Demand:
     census: Census
     expectation: Expectation
     bound: BoundPolicy
+    own: tuple[Endpoint, ...] = ()
     ended_rows: int = 0
     accepted: Accepted = NOTHING_ACCEPTED
     spent_pusd: int = 0
@@ -56,6 +59,7 @@ class DatasetPlan:
         input_tokens, input_bound_tokens, output_tokens, accepted_tokens: of the planned rows.
         floor_pusd: output alone, nothing wasted, at the lowest output price: nothing is cheaper.
         cost_low_pusd, cost_high_pusd: the planned rows at the cheapest and the dearest endpoint.
+        costs_pusd: of the planned rows at each endpoint that may serve them, own servers too.
         share_pusd: what the cap gives them; `cap_pusd` is the cap of the dataset's account, what is
             spent already and money beyond its need included.
         affordable_tokens, affordable_rows: accepted ones at the cheapest endpoint, earlier ones
@@ -85,6 +89,7 @@ class DatasetPlan:
     floor_pusd: int
     cost_low_pusd: int
     cost_high_pusd: int
+    costs_pusd: Mapping[EndpointKey, int]
     share_pusd: int
     cap_pusd: int
     affordable_tokens: int

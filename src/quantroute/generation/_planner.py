@@ -228,6 +228,11 @@ class _Work:
             floor_pusd=cost_pusd(total_tokens, price),
             cost_low_pusd=low_pusd,
             cost_high_pusd=high_pusd,
+            costs_pusd={
+                item.key: self._cost_pusd(item)
+                for item in (*self.endpoints, *demand.own)
+                if _can_serve(item, demand)
+            },
             share_pusd=share_pusd,
             cap_pusd=demand.spent_pusd + grant_pusd,
             affordable_tokens=earlier.output_tokens + math.floor(part * self.accepted_tokens),

@@ -11,7 +11,7 @@ from quantroute.report._facts import (
 from quantroute.report._live import LiveDataset, LiveEndpoint, LiveMeter, LiveView
 from quantroute.report._page import run_page
 from quantroute.report._picture import FACTS_FILE, Picture, RunWatcher
-from quantroute.report._plan import plan_lines, plan_tables
+from quantroute.report._plan import plan_lines, plan_tables, ways_table
 from quantroute.report._server import DEFAULT_REPORT_PORT, ReportServer
 from quantroute.report._tables import (
     balance_line,
@@ -40,6 +40,7 @@ __all__ = [
     "ledger_table",
     "plan_lines",
     "plan_tables",
+    "ways_table",
     "quality_table",
     "read_facts",
     "run_page",

@@ -8,11 +8,11 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from quantroute.generation import DatasetPlan, Plan, PlannedEndpoint
+from quantroute.generation import DatasetPlan, Plan, PlannedEndpoint, Way
 from quantroute.money import format_usd
 from quantroute.report._tables import _Fitting, _price_column, _table, _why, price_warnings
 
-__all__ = ["plan_lines", "plan_tables"]
+__all__ = ["plan_lines", "plan_tables", "ways_table"]
 
 
 def plan_tables(plan: Plan, *, wording: Callable[[str], str] = str) -> RenderableType:
@@ -28,6 +28,27 @@ def plan_tables(plan: Plan, *, wording: Callable[[str], str] = str) -> Renderabl
         Text(),
         _Fitting([_datasets(plan, is_wide=is_wide) for is_wide in (True, False)]),
     )
+
+
+def ways_table(ways: Sequence[Way]) -> RenderableType:
+    """Own servers against the service: how long, how dear."""
+    table = _table("own servers and hosted", is_wide=False)
+    table.add_column("way", overflow="fold")
+    for heading in ("own part", "time", "cost"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    has_deadline = any(way.in_time is not None for way in ways)
+    if has_deadline:
+        table.add_column("in time", no_wrap=True)
+    for way in ways:
+        cells = [way.name, f"{float(way.own_share):.0%}", _duration(way.time_s)]
+        cells.append(format_usd(way.cost_pusd, places=2))
+        if has_deadline:
+            cells.append("yes" if way.in_time else "no")
+        table.add_row(*map(Text, cells))
+    if all(way.is_declared for way in ways):
+        return table
+    guess = "own speed is guessed from the seconds an answer takes: measure it, and give "
+    return Group(table, Text(f"{guess}output_tokens_per_s"))
 
 
 def plan_lines(plan: Plan) -> list[str]:
