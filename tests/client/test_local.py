@@ -285,7 +285,7 @@ def test_gpu_hours_become_a_price_per_output_token() -> None:
         ({"quantization": "int3"}, "int3"),
         ({"base_url": "box:8000"}, "base_url"),
         ({"output_usd_per_million": "-1"}, "output_usd_per_million"),
-        ({"usd_per_gpu_hour": "2"}, "together"),
+        ({"usd_per_gpu_hour": "2"}, "needs output_tokens_per_s"),
         (
             {"usd_per_gpu_hour": "2", "output_tokens_per_s": 9, "output_usd_per_million": "1"},
             "not both",

@@ -149,6 +149,7 @@ def reconcile(
             folder.settling() as paying,
             Client(ledger=paying, service=Service(base_url=base_url, ca_file=ca_file)) as client,
         ):
+            client.key.read()  # said at once if it is missing, whatever there is to settle
             with EVENTS.written_to(folder.events, key=client.key):
                 done = await client.reconcile(quiet_s=quiet_s, charge_bound=charge_bound)
                 return done, paying.balance()

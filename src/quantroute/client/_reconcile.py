@@ -298,6 +298,8 @@ class Reconciler:
 
     async def _settle_by_key_usage(self, quiet_s: float) -> tuple[int, int | None]:
         entries = await self.ledger.unresolved()
+        if not self.key.is_set and not entries:
+            return 0, None  # nothing was asked of the service, or all of it is known
         remainder = await self._unexplained_pusd()
         if remainder is None:
             return 0, None
@@ -324,8 +326,6 @@ class Reconciler:
 
     async def _unexplained_pusd(self) -> int | None:
         """The key's usage since the baseline that no posted entry explains."""
-        if not self.key.is_set and not await self.ledger.unresolved():
-            return 0, None  # nothing was asked of the service, or all of it is known
         baseline = self.ledger.notes.get(self._baseline_name())
         usage = await self.key_usage()
         self._usage = usage
