@@ -17,10 +17,10 @@ layers:
 	$(PYTHON) -c "import sys; from importlinter.cli import lint_imports_command as run; sys.exit(run())"
 
 test:
-	$(PYTHON) -m pytest
+	$(PYTHON) -m pytest -n auto
 
 slow:
-	$(PYTHON) -m pytest -m slow
+	$(PYTHON) -m pytest -n auto -m slow
 
 format:
 	$(PYTHON) -m ruff format .
