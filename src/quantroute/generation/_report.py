@@ -104,7 +104,7 @@ class RunReport:
     ledger holds as unknown.
     `attendance` says what the key had spent before and after, and which charges were found out
     meanwhile.
-    `endpoints` are of the whole run, `alarms` of this start.
+    `endpoints` are of the whole run (left out if this start got no answer), `alarms` of this start.
     """
 
     run: str

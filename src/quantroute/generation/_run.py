@@ -15,7 +15,7 @@ from quantroute.client import Attendance
 from quantroute.clock import Clock, SystemClock
 from quantroute.errors import BudgetExceeded, ConfigurationError, QuantrouteError, RefusedAlike
 from quantroute.generation._admission import Admission
-from quantroute.generation._alarms import QualityBook
+from quantroute.generation._alarms import EndpointQuality, QualityBook
 from quantroute.generation._collector import calm_collector
 from quantroute.generation._config import RunConfig
 from quantroute.generation._conversation import ChatClient, Conversation
@@ -389,6 +389,12 @@ class Run:
         self._tally.resumed, self._tally.duplicates = self._known.resumed, self._known.duplicates
         return self._tally
 
+    async def _qualities(self, stored: StoredRun) -> tuple[EndpointQuality, ...]:
+        """Of the whole run; not read from a million answers if this start added none."""
+        if not self._tally.answers:
+            return ()
+        return await read_qualities(self.client.ledger, run=stored.name, run_id=stored.run_id)
+
     def _strays(self, tally: Tally) -> int | None:
         """Rows that no prompt asked for; of a shard nobody can tell, others' are in the file."""
         if self._shard is not None or not self._has_read_all:
@@ -416,9 +422,7 @@ class Run:
             spent_pusd=self.client.ledger.balance(Account(stored.name)).posted_pusd,
             elapsed_s=elapsed_s,
             attendance=attendance,
-            endpoints=await read_qualities(
-                self.client.ledger, run=stored.name, run_id=stored.run_id
-            ),
+            endpoints=await self._qualities(stored),
             alarms=tuple(self._quality.alarms),
             deadline_s=None if self._deadline is None else self._deadline.after_s,
         )
