@@ -1,0 +1,237 @@
+"""What goes wrong silently must show: drafters trained on wrong data accept clearly less.
+
+The states are those of extraction, the head is that of evaluation; the loss is the trainers' (the
+target's distribution, three steps ahead), in a few lines here, because five trainings by the
+trainers' own commands would take a quarter of an hour on two cores.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+from quantroute.demo import (  # noqa: E402
+    SYSTEM_PROMPT,
+    ModelBackend,
+    TargetSize,
+    questions,
+    standard_library,
+    train_target,
+)
+from quantroute.evaluation import (  # noqa: E402
+    DraftHead,
+    Sample,
+    TargetWeights,
+    Wiring,
+    measure,
+    stored_samples,
+)
+from quantroute.extraction import (  # noqa: E402
+    Example,
+    FinalNorm,
+    LayerIds,
+    Lost,
+    States,
+    TransformersSource,
+)
+from quantroute.simulator import AnswerRequest  # noqa: E402
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+DEPTH, EPOCHS, ANSWERS, HELD_OUT = 3, 4, 260, 40
+
+
+class Bench:
+    """A target, its own answers, and answers of another model that has learnt little."""
+
+    def __init__(self, folder: Path, *, size: TargetSize, other: TargetSize) -> None:
+        torch.manual_seed(0)
+        train_target(folder / "target", size=size)
+        train_target(folder / "other", size=other)
+        self.target = folder / "target"
+        self.weights = TargetWeights.read(self.target)
+        self.layers = LayerIds.default(size.num_layers)
+        self.own = _answers(self.target, tokenizer=self.target)
+        self.foreign = _answers(folder / "other", tokenizer=self.target)
+        self.norm, self.states = self.extract(self.own, self.layers)
+
+    def extract(
+        self, examples: Sequence[Example], layers: LayerIds
+    ) -> tuple[FinalNorm, list[States]]:
+        source = TransformersSource(self.target, layers, dtype="float32", device="cpu")
+
+        async def collect() -> list[States]:
+            found = {}
+            async for item in source.states(examples):
+                assert not isinstance(item, Lost)
+                # Cloned: what was computed in inference mode cannot be trained on.
+                found[item.example.key] = replace(item, hidden=item.hidden.clone())
+            return [found[example.key] for example in examples]
+
+        return source.final_norm(), asyncio.run(collect())
+
+    def samples(self, states: Iterable[States]) -> list[Sample]:
+        return list(stored_samples(states, norm=self.norm, weights=self.weights))
+
+    def length(self, training: Iterable[States]) -> float:
+        """Acceptance on right held-out states after training on these."""
+        head = _trained(self.samples(training), self.weights, self.layers.boundary)
+        return measure(head, self.samples(self.states[:HELD_OUT]), depth=DEPTH)[0].length
+
+    def changed(self, change: Callable[[torch.Tensor], torch.Tensor]) -> list[States]:
+        return [replace(item, hidden=change(item.hidden)) for item in self.states[HELD_OUT:]]
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return Bench(
+            tmp_path_factory.mktemp("bench"),
+            size=TargetSize(steps=300),
+            other=TargetSize(steps=40, seed=1),
+        )
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_wrong_training_data_show_in_acceptance(bench: Bench) -> None:
+    norm, last = bench.norm, len(bench.layers.boundary)
+    right = bench.length(bench.states[HELD_OUT:])
+    _, low = bench.extract(bench.own[HELD_OUT:], LayerIds((1, 2, 3)))
+    _, foreign = bench.extract(bench.foreign[HELD_OUT:], bench.layers)
+
+    def normed_twice(hidden: torch.Tensor) -> torch.Tensor:
+        return torch.cat([hidden[:, :last], norm.apply(hidden[:, last:])], dim=1)
+
+    def other_places(hidden: torch.Tensor) -> torch.Tensor:
+        return hidden[torch.randperm(len(hidden))]
+
+    found = {
+        "states of other places": bench.length(bench.changed(other_places)),
+        "other layers": bench.length(low),
+        "last state after the norm": bench.length(bench.changed(normed_twice)),
+        "text of another model": bench.length(foreign),
+    }
+    print(f"right {right:.3f}", *(f"{name} {value:.3f}" for name, value in found.items()), sep="\n")  # noqa: T201
+    assert right > 2.0
+    assert found["states of other places"] < 1.5
+    assert found["text of another model"] < right - 0.5
+    # Seen: 3.05 right, 3.01 and 3.04 with these two. A head that is trained on them gets used to
+    # them on a target this small; it is at evaluation that they cost (see docs/demo.md).
+    assert found["other layers"] < right + 0.1
+    assert found["last state after the norm"] < right + 0.1
+
+
+def _answers(model: Path, *, tokenizer: Path) -> list[Example]:
+    """What a model says to the same questions, as the first one's tokens."""
+    backend = ModelBackend(model)
+    reader = transformers.AutoTokenizer.from_pretrained(tokenizer)
+    asked = questions(standard_library(), count=ANSWERS)
+    chats = [
+        [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": question}]
+        for question in asked
+    ]
+
+    async def ask() -> list[Example]:
+        answers = await asyncio.gather(*(backend.answer(_request(chat)) for chat in chats))
+        made = []
+        for chat, answer in zip(chats, answers, strict=True):
+            prompt = reader.apply_chat_template(
+                chat, add_generation_prompt=True, tokenize=True, return_dict=False
+            )
+            text = f"{answer.reasoning}</think>{answer.content}<|im_end|>"
+            said = reader(text, add_special_tokens=False)["input_ids"]
+            mask = np.arange(len(prompt) + len(said)) >= len(prompt)
+            made.append(Example(input_ids=np.array([*prompt, *said]), loss_mask=mask))
+        return made
+
+    return asyncio.run(ask())
+
+
+def _request(chat: list[dict[str, str]]) -> AnswerRequest:
+    return AnswerRequest(
+        model="m",
+        messages=chat,
+        parameters={"temperature": 0.7},
+        is_thinking=True,
+        limit_tokens=110,
+        prompt_id="p",
+        sample=0,
+        rng=random.Random(chat[1]["content"]),
+    )
+
+
+def _trained(
+    samples: Sequence[Sample], target: TargetWeights, layers: tuple[int, ...]
+) -> DraftHead:
+    """A head after a few epochs; the loss is the cross entropy with the target's distribution."""
+    vocab, width = target.embedding.shape
+    generator = torch.Generator().manual_seed(0)
+    shapes = {
+        "fc": (width, len(layers) * width),
+        "lm_head": (vocab, width),
+        "layers.0.mlp.gate_proj": (2 * width, width),
+        "layers.0.mlp.up_proj": (2 * width, width),
+        "layers.0.mlp.down_proj": (width, 2 * width),
+        "layers.0.self_attn.o_proj": (width, width),
+        **{f"layers.0.self_attn.{name}_proj": (width, 2 * width) for name in "qkv"},
+    }
+    weights = {
+        f"{name}.weight": (torch.randn(shape, generator=generator) * shape[1] ** -0.5)
+        for name, shape in shapes.items()
+    }
+    norms = ("hidden_norm", "input_layernorm", "post_attention_layernorm")
+    for name in ("norm", *(f"layers.0.{norm}" for norm in norms)):
+        weights[f"{name}.weight"] = torch.ones(width)
+    weights["lm_head.weight"] = target.head.float().clone()
+    for item in weights.values():
+        item.requires_grad_()
+    wiring = Wiring(
+        layers=layers,
+        hidden_size=width,
+        heads=4,
+        key_heads=4,
+        head_dim=width // 4,
+        eps=1e-6,
+        rope_theta=10_000.0,
+        window_tokens=None,
+        norm_before_residual=False,
+        norm_before_fc=False,
+        fc_norm=False,
+        norm_output=False,
+    )
+    head = DraftHead(wiring, weights, embedding=target.embedding)
+    optimizer = torch.optim.AdamW(weights.values(), lr=2e-3)
+    order = [sample for _ in range(EPOCHS) for sample in samples]
+    for place in range(0, len(order), 4):
+        optimizer.zero_grad()
+        for sample in order[place : place + 4]:
+            (_loss(head, sample) / 4).backward()
+        torch.nn.utils.clip_grad_norm_(list(weights.values()), 1.0)
+        optimizer.step()
+    with torch.no_grad():
+        for item in weights.values():
+            item.requires_grad_(False)
+    return head
+
+
+def _loss(head: DraftHead, sample: Sample) -> torch.Tensor:
+    total = torch.zeros(())
+    tokens, fused = sample.ids[1:], head.fuse(sample.auxiliary[:-1])
+    wanted = sample.logits.softmax(-1)
+    for step, (logits, handed) in enumerate(head.unroll(tokens, fused, depth=DEPTH)):
+        inside = len(tokens) - step
+        learnt = sample.mask[1 + step :]
+        found = -(wanted[1 + step :] * logits[:inside].log_softmax(-1)).sum(-1)
+        total = total + found[learnt].mean()
+        handed.ids = torch.cat([tokens[1 + step :], tokens.new_zeros(1 + step)])
+    return total
