@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from quantroute._extra import need
 from quantroute.evaluation import cache_name
-from quantroute.evaluation._extra import need
 from quantroute.simulator import AnswerRequest, SimulatedAnswer
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from quantroute._extra import need
 from quantroute.demo._corpus import Dialogue, dialogues, standard_library
 from quantroute.errors import ConfigurationError
-from quantroute.evaluation._extra import need
 from quantroute.extraction import write_kimi_style_tokenizer
 from quantroute.storage import atomic_write
 

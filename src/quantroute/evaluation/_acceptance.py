@@ -14,8 +14,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from quantroute._extra import need
 from quantroute.errors import DatasetError
-from quantroute.evaluation._extra import need
 from quantroute.evaluation._head import DraftHead
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
+from quantroute._extra import need
 from quantroute.errors import ConfigurationError
 from quantroute.evaluation._acceptance import Acceptance, Sample, measure, speed_up
-from quantroute.evaluation._extra import need
 from quantroute.evaluation._head import DraftHead
 from quantroute.evaluation._target import LocalTarget
 

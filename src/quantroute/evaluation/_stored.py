@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from quantroute._extra import need
 from quantroute.errors import ConfigurationError, DatasetError
 from quantroute.evaluation._acceptance import Sample
-from quantroute.evaluation._extra import need
 
 if TYPE_CHECKING:
     import torch

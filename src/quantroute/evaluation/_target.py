@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from quantroute._extra import need
 from quantroute.errors import ConfigurationError
 from quantroute.evaluation._acceptance import Sample
-from quantroute.evaluation._extra import need
 from quantroute.evaluation._head import DraftHead
 
 if TYPE_CHECKING:

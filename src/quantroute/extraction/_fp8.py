@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from quantroute.extraction._extra import need
+from quantroute._extra import need
 
 if TYPE_CHECKING:
     import torch

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from quantroute._extra import need
 from quantroute.errors import ConfigurationError, DatasetError
-from quantroute.extraction._extra import need
 from quantroute.extraction._safetensors import write_tensors
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from quantroute._extra import need
 from quantroute.errors import ConfigurationError, SourceError
-from quantroute.extraction._extra import need
 from quantroute.extraction._job import Extraction, ExtractionReport
 from quantroute.extraction._manifest import ShardRecord
 from quantroute.extraction._plan import Plan, ShardCursor

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from quantroute.extraction._extra import need
+from quantroute._extra import need
 from quantroute.storage import atomic_file
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from quantroute._extra import need
 from quantroute.clock import Clock
 from quantroute.errors import SourceError
-from quantroute.extraction._extra import need
 from quantroute.extraction._norm import FinalNorm, read_norm
 from quantroute.extraction._records import Example, LayerIds, States
 from quantroute.extraction._server import Refused, StateServer, spread

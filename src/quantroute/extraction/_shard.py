@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from quantroute._extra import need
 from quantroute.errors import ConfigurationError
-from quantroute.extraction._extra import need
 from quantroute.extraction._fp8 import to_fp8
 from quantroute.extraction._records import Example, States
 from quantroute.extraction._source import Lost

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
 
+from quantroute._extra import need
 from quantroute.errors import SourceError
-from quantroute.extraction._extra import need
 from quantroute.extraction._norm import FinalNorm
 from quantroute.extraction._records import Example, LayerIds, States
 from quantroute.extraction._target import Target

@@ -8,10 +8,10 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, StrictBool, StrictStr
 
+from quantroute._extra import need
 from quantroute._runfile import RunFile, Table
 from quantroute.errors import ConfigurationError
 from quantroute.extraction._examples import TokenSettings
-from quantroute.extraction._extra import need
 from quantroute.extraction._inputs import ExampleFiles
 from quantroute.extraction._job import Extraction, StoreSettings
 from quantroute.extraction._plan import Part, Plan, Selection

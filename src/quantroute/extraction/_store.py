@@ -11,8 +11,8 @@ from typing import IO, Any, Self
 
 import numpy as np
 
+from quantroute._extra import need
 from quantroute.errors import DatasetError
-from quantroute.extraction._extra import need
 from quantroute.extraction._fp8 import from_fp8
 from quantroute.extraction._manifest import FORMAT, VERSION, Folder, ShardRecord, read_json
 from quantroute.extraction._norm import FinalNorm

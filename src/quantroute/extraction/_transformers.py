@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from quantroute._extra import need
 from quantroute.errors import ConfigurationError, SourceError
-from quantroute.extraction._extra import need
 from quantroute.extraction._norm import FinalNorm, norm_of_module
 from quantroute.extraction._records import Example, LayerIds, States
 from quantroute.extraction._source import Lost, check_layers

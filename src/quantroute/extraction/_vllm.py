@@ -14,9 +14,9 @@ from collections.abc import AsyncIterator, Iterable
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Final
 
+from quantroute._extra import need
 from quantroute.clock import Clock, SystemClock
 from quantroute.errors import ConfigurationError, SourceError
-from quantroute.extraction._extra import need
 from quantroute.extraction._norm import FinalNorm, read_norm
 from quantroute.extraction._records import Example, LayerIds, States
 from quantroute.extraction._server import Refused, StateServer, spread

@@ -15,9 +15,9 @@ from typing import IO, TYPE_CHECKING, Any, Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from quantroute._extra import need
 from quantroute._version import __version__
 from quantroute.errors import ConfigurationError, DatasetError
-from quantroute.extraction._extra import need
 from quantroute.extraction._records import LayerConvention, LayerIds, States
 from quantroute.extraction._vocabulary import DraftVocabulary, add_counts
 from quantroute.storage import FileLock, atomic_file, atomic_write

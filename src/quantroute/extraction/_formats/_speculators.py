@@ -17,7 +17,7 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quantroute.extraction._extra import need
+from quantroute._extra import need
 from quantroute.extraction._formats._common import (
     EXAMPLES,
     FormatReport,

@@ -23,5 +23,5 @@ def need(module: str, *, extra: str = "extract") -> Any:
         if error.name is None or error.name.partition(".")[0] != package:
             raise
         raise ConfigurationError(
-            f"{package} is not installed; hidden states need it: pip install 'quantroute[{extra}]'"
+            f"{package} is not installed; this needs it: pip install 'quantroute[{extra}]'"
         ) from None
