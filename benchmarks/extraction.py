@@ -38,6 +38,7 @@ from quantroute.extraction._safetensors import write_tensors
 from quantroute.extraction._transformers import batches
 
 VOCAB = 2_000
+PARTS = ("writing", "batching", "extraction")
 
 
 def make_target(folder: Path, *, layers: int, hidden: int) -> Path:
@@ -200,6 +201,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=None, help="of torch; default its own")
     parser.add_argument("--folder", type=Path, default=None, help="for files; a local disk")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--quick", action="store_true", help="a small model, one round")
     options = parser.parse_args()
     if options.quick:
@@ -220,9 +222,13 @@ def main() -> None:
         examples = make_examples(options.examples, longest=options.longest)
         tokens = sum(map(len, examples))
         print(f"{options.layers} layers of {options.hidden}, {options.dtype}, {tokens:,} tokens")
-        extraction(target, examples, options)
-        writing(options)
-        batching(target, examples, options)
+        parts = {
+            "writing": lambda: writing(options),
+            "batching": lambda: batching(target, examples, options),
+            "extraction": lambda: extraction(target, examples, options),
+        }
+        for part in options.parts:
+            parts[part]()
 
 
 if __name__ == "__main__":
