@@ -94,9 +94,9 @@ def test_a_dry_run_tells_and_writes_nothing(here: Path) -> None:
 
 
 def test_parts_fill_one_store(here: Path) -> None:
-    first = extract(here, "--shard", "1/2", "--json").data
+    first = extract(here, "--shard", "0/2", "--json").data
     assert not first["is_complete"]
-    second = extract(here, "--shard", "2/2", "--json").data
+    second = extract(here, "--shard", "1/2", "--json").data
     assert second["is_complete"]
     assert first["examples"] + second["examples"] == 40
     StateStore.open(here / "states").verify()

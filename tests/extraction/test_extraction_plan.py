@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quantroute.errors import ConfigurationError, DatasetError
-from quantroute.extraction._plan import DiskNeed, Part, Selection, StateLayout, plan_shards
+from quantroute._shard import Shard
+from quantroute.errors import DatasetError
+from quantroute.extraction._plan import DiskNeed, Selection, StateLayout, plan_shards
 from quantroute.extraction._records import Example
 from states_support import example, examples
 
@@ -103,9 +104,6 @@ def test_rows_that_change_between_two_readings_are_noticed() -> None:
         list(plan.members(lambda: next(readings), {0}))
 
 
-def test_parts_share_out_every_shard_once() -> None:
-    parts = [Part.parse(f"{number}/3") for number in (1, 2, 3)]
-    assert [sum(part.has(index) for part in parts) for index in range(10)] == [1] * 10
-    for wrong in ("0/3", "4/3", "1", "a/b", "-1/2", "1/0"):
-        with pytest.raises(ConfigurationError):
-            Part.parse(wrong)
+def test_workers_share_out_every_file_once() -> None:
+    workers = [Shard.parse(f"{number}/3") for number in (0, 1, 2)]
+    assert [sum(worker.has(index) for worker in workers) for index in range(10)] == [1] * 10

@@ -23,6 +23,7 @@ from quantroute.errors import (
     JournalError,
 )
 from quantroute.ledger import ROOT, Account, Basis, BudgetLedger, Charge
+from quantroute.ledger._statement import StatementLine, read_statement, replayed_statement
 from quantroute.money import NO_CAP
 from quantroute.pricing import TokenUsage
 
@@ -376,3 +377,39 @@ async def test_a_held_entry_may_be_settled_by_another_process(tmp_path: Path) ->
             await first.post(entry, charge(4))
         await first.reserve(1)
         assert first.balance().posted_pusd == 4
+
+
+async def test_kept_sums_change_no_statement(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quantroute.ledger._ledger._RECORDS_AT_ONCE", 3)
+    path = tmp_path / "run.sqlite"
+    before: tuple[StatementLine, ...] = ()
+    for start in range(3):
+        async with BudgetLedger.open(path, cap="1") as ledger:
+            assert await ledger.statement() == before  # now from the kept sums
+            for number in range(4):
+                entry = await ledger.reserve(100, account=Account(f"a{number % 2}"), endpoint="x/y")
+                if number == start:
+                    await ledger.void(entry, reason="none")
+                else:
+                    await ledger.post(entry, charge(number))
+            await ledger.verify()
+            before = await ledger.statement()
+        with sqlite3.connect(path) as file:
+            upto = file.execute("SELECT seq = (SELECT max(seq) FROM journal) FROM statement_upto")
+            assert upto.fetchall() == [(1,)]
+            assert read_statement(file) == before == replayed_statement(file)
+    assert sum(line.entries for line in before) == 12
+
+
+async def test_kept_sums_that_differ_from_the_journal_are_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "run.sqlite"
+    async with BudgetLedger.open(path, cap="1") as ledger:
+        entry = await ledger.reserve(100, endpoint="x/y")
+        await ledger.post(entry, charge(7))
+    with sqlite3.connect(path) as file:
+        file.execute("UPDATE statement_sums SET posted_pusd = 8")
+    async with BudgetLedger.open(path) as ledger:
+        with pytest.raises(JournalError, match="the statement kept beside the journal"):
+            await ledger.verify()

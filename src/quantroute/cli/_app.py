@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
@@ -120,9 +121,13 @@ def root(
     log.info("event loop", loop=_loop.loop_name())
 
 
-def main() -> None:
-    """Entry point of the `quantroute` script."""
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point of the `quantroute` script; always ends in SystemExit.
+
+    Args:
+        arguments: what follows `quantroute`; by default those of this process.
+    """
     try:
-        app()
+        app(None if arguments is None else list(arguments))
     except KeyboardInterrupt:  # before or after a command
         sys.exit(ExitCode.INTERRUPTED)

@@ -43,10 +43,7 @@ _TIMED_EXAMPLES: Final = 32
 
 def extract(
     spec: Annotated[Path, typer.Argument(help="The run's file, with an [extract] table.")],
-    part: Annotated[
-        str,
-        typer.Option("--shard", metavar="I/N", help="Do this part of the shards only, e.g. 2/8."),
-    ] = "1/1",
+    shard: options.Shard = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Plan, probe and time the source; write nothing.")
     ] = False,
@@ -79,13 +76,13 @@ def extract(
     quantroute extract run.toml --ray --actors 4 --gpus-per-actor 2 --ray-address auto
     """
     _require_extra()
-    if on_ray and (dry_run or part != "1/1"):
+    if on_ray and (dry_run or shard is not None):
         raise ConfigurationError("--ray does all shards: leave --shard and --dry-run out")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # the target is a folder; nothing is fetched
-    from quantroute.extraction import Part, load_extract_spec
+    from quantroute.extraction import Shard, load_extract_spec
 
     described = load_extract_spec(spec)
-    job = described.job(Part.parse(part))
+    job = described.job(None if shard is None else Shard.parse(shard))
     need = job.prepare()
     refused = described.examples.report.as_dict().get("refused", {})
     if not as_json:

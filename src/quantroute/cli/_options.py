@@ -23,7 +23,7 @@ Shard = Annotated[
     typer.Option(
         "--shard",
         metavar="I/N",
-        help="Do only part I of N (from 0) of the rows, beside other workers; 'auto' in a Slurm "
+        help="Do only part I of N (from 0) of the work, beside other workers; 'auto' in a Slurm "
         "array or a Kubernetes indexed job.",
     ),
 ]

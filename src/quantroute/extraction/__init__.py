@@ -3,6 +3,7 @@
 Needs the extra `quantroute[extract]`. Nothing here talks to a paid service.
 """
 
+from quantroute._shard import Shard
 from quantroute.extraction._examples import TokenSettings, examples_from_rows
 from quantroute.extraction._formats import (
     FormatReport,
@@ -21,7 +22,7 @@ from quantroute.extraction._job import (
 )
 from quantroute.extraction._kimi_style import KIMI_STYLE_TEMPLATE, write_kimi_style_tokenizer
 from quantroute.extraction._norm import FinalNorm
-from quantroute.extraction._plan import DiskNeed, Part, Plan, Selection, StateLayout
+from quantroute.extraction._plan import DiskNeed, Plan, Selection, StateLayout
 from quantroute.extraction._pool import PoolEvent
 from quantroute.extraction._ray import ActorPool, RayExtraction
 from quantroute.extraction._records import Example, LayerConvention, LayerIds, States
@@ -67,7 +68,6 @@ __all__ = [
     "LayerIds",
     "Lost",
     "Norm",
-    "Part",
     "Plan",
     "PoolEvent",
     "ProbeReport",
@@ -77,6 +77,7 @@ __all__ = [
     "Rerender",
     "Selection",
     "SglangSource",
+    "Shard",
     "StateLayout",
     "StateSource",
     "StateStore",

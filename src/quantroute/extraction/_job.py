@@ -14,6 +14,7 @@ from itertools import compress, islice
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from quantroute._shard import Shard
 from quantroute.errors import ConfigurationError, DatasetError
 from quantroute.extraction._filler import ShardFiller, Taken, first_of
 from quantroute.extraction._manifest import (
@@ -28,7 +29,6 @@ from quantroute.extraction._norm import FinalNorm
 from quantroute.extraction._plan import (
     DiskNeed,
     ExampleStream,
-    Part,
     Plan,
     Selection,
     ShardSpan,
@@ -115,7 +115,7 @@ class Extraction:
 
     Args:
         examples: a function that starts a new reading of the same examples.
-        part: this worker's share of the shards.
+        shard: this worker's share of the shards.
         plan: of the same examples and settings, made elsewhere: then nothing is read to make one.
         free_bytes: free space of the disk that holds a folder.
     """
@@ -128,12 +128,12 @@ class Extraction:
         examples: ExampleStream,
         out: Path | str,
         settings: StoreSettings,
-        part: Part | None = None,
+        shard: Shard | None = None,
         plan: Plan | None = None,
         free_bytes: Callable[[Path], int] | None = None,
     ) -> None:
         self.target, self.layers, self.settings = target, layers, settings
-        self.part = part or Part()
+        self.shard = shard or Shard(0, 1)
         self.folder = Folder(Path(out))
         self.layout = StateLayout(
             slots=len(layers.boundary) + 1,
@@ -272,7 +272,7 @@ class Extraction:
     # -- the folder -------------------------------------------------------------------------------
 
     def _own(self) -> Iterator[ShardSpan]:
-        return (span for span in self.plan.shards if self.part.has(span.index))
+        return (span for span in self.plan.shards if self.shard.has(span.index))
 
     def filler(self, source: StateSource, *, on_example: Callable[[Example], None]) -> ShardFiller:
         """What fills and commits this job's shards, whichever they are."""
@@ -333,7 +333,7 @@ class Extraction:
         """Take away what a killed worker of this part was writing."""
         for leftover in self.folder.path.glob("shards/.*.tmp"):
             index = leftover.name.split(".")[1]
-            if index.isdecimal() and self.part.has(int(index)):
+            if index.isdecimal() and self.shard.has(int(index)):
                 leftover.unlink(missing_ok=True)
 
     def _locked(self) -> FileLock:
@@ -341,11 +341,11 @@ class Extraction:
         locks = self.folder.path / "locks"
         for other in locks.glob("*.lock"):
             of = other.stem.rpartition("-of-")[2]
-            if of != str(self.part.of) and is_locked(other):
+            if of != str(self.shard.count) and is_locked(other):
                 raise DatasetError(
                     path=str(other), problem=f"a worker is writing one of {of} parts; let it end"
                 )
-        return FileLock(locks / f"{self.part.number}-of-{self.part.of}.lock")
+        return FileLock(locks / f"{self.shard.index}-of-{self.shard.count}.lock")
 
 
 class _Work:

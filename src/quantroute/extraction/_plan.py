@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import compress, islice
 from typing import Any, Final
 
-from quantroute.errors import ConfigurationError, DatasetError
+from quantroute.errors import DatasetError
 from quantroute.extraction._fp8 import FP8_NAME
 from quantroute.extraction._records import Example
 from quantroute.extraction._target import DTYPE_BYTES
@@ -18,7 +18,6 @@ from quantroute.extraction._target import DTYPE_BYTES
 __all__ = [
     "DiskNeed",
     "ExampleStream",
-    "Part",
     "Plan",
     "Selection",
     "ShardCursor",
@@ -109,34 +108,6 @@ class ShardSpan:
     examples: int
     tokens: int
     keys_sha256: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """One worker's share: shards whose index is `number - 1` modulo `of`."""
-
-    number: int = 1
-    of: int = 1
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.number <= self.of:
-            raise ConfigurationError(f"a part is 1/N to N/N, not {self.number}/{self.of}")
-
-    @classmethod
-    def parse(cls, text: str) -> Part:
-        """From "2/8".
-
-        Raises:
-            ConfigurationError: not of that form.
-        """
-        number, slash, of = text.partition("/")
-        if not (slash and number.isdecimal() and of.isdecimal()):
-            raise ConfigurationError(f"a part is written as 2/8, not {text!r}")
-        return cls(number=int(number), of=int(of))
-
-    def has(self, index: int) -> bool:
-        """Whether the shard is this worker's."""
-        return index % self.of == self.number - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,11 +10,12 @@ from pydantic import Field, StrictBool, StrictStr
 
 from quantroute._extra import need
 from quantroute._runfile import RunFile, Table
+from quantroute._shard import Shard
 from quantroute.errors import ConfigurationError
 from quantroute.extraction._examples import TokenSettings
 from quantroute.extraction._inputs import ExampleFiles
 from quantroute.extraction._job import Extraction, StoreSettings
-from quantroute.extraction._plan import Part, Plan, Selection
+from quantroute.extraction._plan import Plan, Selection
 from quantroute.extraction._records import LayerConvention, LayerIds
 from quantroute.extraction._sglang import SglangSource
 from quantroute.extraction._source import StateSource
@@ -86,7 +87,7 @@ class ExtractSpec:
         """Of the states."""
         return self.table.dtype or self.target.dtype
 
-    def job(self, part: Part | None = None, *, plan: Plan | None = None) -> Extraction:
+    def job(self, shard: Shard | None = None, *, plan: Plan | None = None) -> Extraction:
         """The work, or one worker's part of it; `plan` if it was made elsewhere."""
         table = self.table
         is_local = table.source == "transformers"
@@ -99,7 +100,7 @@ class ExtractSpec:
             layers=self.layers,
             examples=self.examples,
             out=self.out,
-            part=part,
+            shard=shard,
             plan=plan,
             settings=StoreSettings(
                 dtype=self.dtype,

@@ -1,6 +1,7 @@
 """Prompts to rows: generate, resume, judge, export."""
 
 from quantroute._rowfile import read_rows
+from quantroute._shard import Shard
 from quantroute.generation._alarms import EndpointQuality, QualityAlarm, quality_alarms
 from quantroute.generation._allocation import Allocation, Claim, allocate
 from quantroute.generation._census import Census, take_census
@@ -50,7 +51,6 @@ from quantroute.generation._records import (
 from quantroute.generation._report import Progress, RunReport, StopReason, truncation_rates
 from quantroute.generation._rows import RowStore
 from quantroute.generation._run import DEFAULT_DRAIN_S, Run
-from quantroute.generation._shard import Shard
 from quantroute.generation._shards import RowSource, ShardedRows
 from quantroute.generation._spec import DatasetSpec, RunSpec, load_run_spec, policy_class
 from quantroute.generation._statistical import StatisticalReserve, worst_request_pusd

@@ -7,6 +7,7 @@ import functools
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any, Final
 
+from quantroute._shard import Shard
 from quantroute.errors import BudgetExceeded, QuantrouteError
 from quantroute.generation._config import RunConfig
 from quantroute.generation._conversation import ChatClient, account_of
@@ -14,7 +15,6 @@ from quantroute.generation._feed import Feed
 from quantroute.generation._known import DueRows, KnownRows
 from quantroute.generation._records import RowId, digest
 from quantroute.generation._report import Tally
-from quantroute.generation._shard import Shard
 from quantroute.generation._stopping import Stopping
 
 __all__ = ["Admission"]

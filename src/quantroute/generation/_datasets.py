@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Protocol
 
+from quantroute._shard import Shard
 from quantroute.clock import Clock, SystemClock
 from quantroute.domain import Sampling
 from quantroute.errors import ConfigurationError
@@ -27,7 +28,6 @@ from quantroute.generation._quality import RowClass
 from quantroute.generation._report import Progress, RunReport, StopReason
 from quantroute.generation._rows import RowStore
 from quantroute.generation._run import DEFAULT_DRAIN_S, Run
-from quantroute.generation._shard import Shard
 from quantroute.generation._spec import DatasetSpec, RunSpec
 from quantroute.policy import BoundPolicy
 

@@ -8,11 +8,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from quantroute._shard import Shard
 from quantroute.generation._alarms import EndpointQuality, with_spending
 from quantroute.generation._expect import NO_ANSWERS, Sample
 from quantroute.generation._quality import RowClass
 from quantroute.generation._rows import RowStore
-from quantroute.generation._shard import Shard
 from quantroute.ledger import Ledger, StatementLine
 from quantroute.storage import SqliteStore
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from quantroute._shard import Shard
 from quantroute.generation._config import RunConfig
 from quantroute.generation._feed import Feed
 from quantroute.generation._known import KnownRows
 from quantroute.generation._records import Reading, StoredRun
 from quantroute.generation._rows import RowStore
-from quantroute.generation._shard import Shard
 
 __all__ = ["Readings", "known_reading"]
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from typing import Any, Final
 
 from quantroute._log import get_logger
+from quantroute._shard import Shard
 from quantroute._signals import STOP_SIGNALS, on_stop_signals
 from quantroute.client import Attendance
 from quantroute.clock import Clock, SystemClock
@@ -39,7 +40,6 @@ from quantroute.generation._report import (
 )
 from quantroute.generation._rows import RowStore
 from quantroute.generation._run_lock import locked_run
-from quantroute.generation._shard import Shard
 from quantroute.generation._statistical import StatisticalReserve
 from quantroute.generation._stopping import Stopping, all_done
 from quantroute.ledger import Account

@@ -7,8 +7,8 @@ import glob
 from collections.abc import Iterator
 from pathlib import Path
 
+from quantroute._shard import Shard
 from quantroute.errors import JournalError
-from quantroute.generation._shard import Shard
 from quantroute.storage import MEMORY, FileLock, is_locked
 
 __all__ = ["locked_run"]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sqlite3
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from decimal import Decimal
-from typing import Final
+from typing import Any, Final
 
 from quantroute._html import notebook_table
 from quantroute.ledger._records import Account, Basis, EntryId
@@ -21,8 +21,11 @@ __all__ = [
     "StatementLine",
     "balance_of",
     "combined",
+    "keep_sums",
     "posted_amounts_pusd",
+    "prepare_sums",
     "read_statement",
+    "replayed_statement",
     "summed",
 ]
 
@@ -203,15 +206,81 @@ _SUMS: Final = ", ".join(
 """The sums of a line in the order of its fields, from `voided` on; every name here is our own."""
 
 
+_LINE_NAMES: Final = tuple(item.name for item in fields(StatementLine))
+_JOURNAL_LINES: Final = f"""
+    SELECT account, endpoint, count(*), {_SUMS} FROM journal
+    WHERE kind IN ('posted', 'voided') AND seq > ? AND seq <= ? GROUP BY account, endpoint
+"""  # noqa: S608 - our own names
+_PLACES: Final = ", ".join("?" * len(_LINE_NAMES))
+_LAST_SEQ: Final = "SELECT coalesce(max(seq), 0) FROM journal"
+
+
 def read_statement(connection: sqlite3.Connection) -> Statement:
-    """One line per account and endpoint, summed over the journal."""
-    rows = connection.execute(
-        f"SELECT account, endpoint, count(*), {_SUMS} FROM journal "  # noqa: S608 - our own names
-        "WHERE kind IN ('posted', 'voided') "
-        "GROUP BY account, endpoint ORDER BY account, endpoint"
+    """One line per account and endpoint: the kept sums, and what the journal has since."""
+    kept, upto = _kept_lines(connection)
+    (last,) = connection.execute(_LAST_SEQ).fetchone()
+    return summed((*kept, *_journal_lines(connection, upto, last)))
+
+
+def replayed_statement(connection: sqlite3.Connection) -> Statement:
+    """The same from the journal alone."""
+    (last,) = connection.execute(_LAST_SEQ).fetchone()
+    return summed(_journal_lines(connection, 0, last))
+
+
+def prepare_sums(connection: sqlite3.Connection) -> None:
+    """Make the tables of `keep_sums`, also in files of before."""
+    sums = ", ".join(f"{name} INTEGER NOT NULL" for name in _LINE_NAMES[2:])
+    connection.execute(
+        f"CREATE TABLE IF NOT EXISTS statement_sums (account TEXT, endpoint TEXT, {sums}, "
+        "PRIMARY KEY (account, endpoint)) STRICT, WITHOUT ROWID"
     )
-    names = [item.name for item in fields(StatementLine)]
-    return Statement(StatementLine(**dict(zip(names, row, strict=True))) for row in rows)
+    connection.execute("CREATE TABLE IF NOT EXISTS statement_upto (seq INTEGER NOT NULL) STRICT")
+
+
+def keep_sums(connection: sqlite3.Connection, *, most_records: int) -> bool:
+    """Take some more of the journal into the kept sums; False once they have all of it.
+
+    The journal only grows, so what was summed once stays so: a statement of a million attempts
+    need not read a million records again at every start.
+    """
+    kept, upto = _kept_lines(connection)
+    (last,) = connection.execute(_LAST_SEQ).fetchone()
+    until: int = min(last, upto + most_records)
+    if until == upto:
+        return False
+    lines = summed((*kept, *_journal_lines(connection, upto, until)))
+    connection.executemany(
+        f"INSERT OR REPLACE INTO statement_sums VALUES ({_PLACES})",  # noqa: S608
+        [tuple(getattr(line, name) for name in _LINE_NAMES) for line in lines],
+    )
+    connection.execute("DELETE FROM statement_upto")
+    connection.execute("INSERT INTO statement_upto VALUES (?)", (until,))
+    return bool(until < last)
+
+
+def _kept_lines(connection: sqlite3.Connection) -> tuple[list[StatementLine], int]:
+    """The kept sums, and the last record that is in them; files of before have none."""
+    try:
+        found = connection.execute("SELECT seq FROM statement_upto").fetchone()
+    except sqlite3.OperationalError as error:
+        if "no such table" not in str(error):
+            raise
+        return [], 0
+    if found is None:
+        return [], 0
+    rows = connection.execute(f"SELECT {', '.join(_LINE_NAMES)} FROM statement_sums")  # noqa: S608
+    return list(map(_line, rows)), found[0]
+
+
+def _journal_lines(
+    connection: sqlite3.Connection, after: int, until: int
+) -> Iterator[StatementLine]:
+    return map(_line, connection.execute(_JOURNAL_LINES, (after, until)))
+
+
+def _line(row: Sequence[Any]) -> StatementLine:
+    return StatementLine(**dict(zip(_LINE_NAMES, row, strict=True)))
 
 
 def posted_amounts_pusd(

@@ -140,6 +140,8 @@ class SqliteStore:
             self._reader = self._connection if self.path == MEMORY else self._connect()
             if self._reader is not self._connection:
                 self._reader.execute("PRAGMA query_only=1").close()
+                # Sums over a million rows are sorted on the disk, not in 150 MB of memory.
+                self._reader.execute("PRAGMA temp_store=FILE").close()
         except (sqlite3.Error, OSError) as error:
             self._disconnect()
             raise self._explained(error) from error

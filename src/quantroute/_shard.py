@@ -1,7 +1,8 @@
-"""One part of a run that several workers share: which rows are whose, and how much of what.
+"""One worker's part of work that several share: which rows or files are whose, how much of what.
 
 A row belongs to one shard by the hash that is its key, whatever file it comes from and in whatever
-order it is read. So shards need not talk about rows; only money is shared, through the ledger.
+order it is read; a file of states by its number. So workers need not talk about their work; only
+money is shared, through the ledger.
 """
 
 from __future__ import annotations
@@ -79,6 +80,10 @@ class Shard:
     def owns(self, mark: bytes) -> bool:
         """Whether a row is this shard's; `mark` is the digest of its key, or its first bytes."""
         return int.from_bytes(mark[:8]) % self.count == self.index
+
+    def has(self, number: int) -> bool:
+        """Whether the piece of that number is this shard's, for work that is counted from 0."""
+        return number % self.count == self.index
 
     def share(self, whole: int) -> int:
         """This shard's part of a whole number, at least 1; the parts of all make up the whole."""
