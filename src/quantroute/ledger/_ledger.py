@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import glob
 import secrets
 import sqlite3
 import time
-import warnings
 import weakref
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Self
 
 from quantroute._log import get_logger
@@ -28,23 +25,20 @@ from quantroute.ledger._journal import (
     read_recorded,
     read_records,
 )
+from quantroute.ledger._recorder import Recorder
 from quantroute.ledger._records import (
     ROOT,
     Account,
     CapSet,
-    Charge,
     EntryId,
     EntryStatus,
     Held,
-    Identified,
     Noted,
-    Posted,
     Record,
     Reserved,
     Voided,
-    check_account,
 )
-from quantroute.ledger._state import AccountState, LedgerState, OpenEntry, reserved_by
+from quantroute.ledger._state import AccountState, LedgerState, OpenEntry
 from quantroute.ledger._statement import (
     Balance,
     Statement,
@@ -54,7 +48,7 @@ from quantroute.ledger._statement import (
     read_statement,
     replayed_statement,
 )
-from quantroute.ledger._waiting import Refusal, WaitingLines
+from quantroute.ledger._waiting import Refusal
 from quantroute.money import Cap, cap_pusd
 from quantroute.storage import MEMORY, FileLock, SqliteStore, Work, is_locked
 
@@ -67,7 +61,7 @@ _YOUNG_FILE_S: Final = 60.0
 _RECORDS_AT_ONCE: Final = 100_000
 
 
-class BudgetLedger:
+class BudgetLedger(Recorder):
     """Reservations and charges against a hard cap, in one SQLite file.
 
     >>> async with BudgetLedger.open("run.sqlite", cap="100.00") as ledger:
@@ -84,17 +78,12 @@ class BudgetLedger:
     def __init__(self, path: str | Path, *, cap: object = None, clock: Clock | None = None) -> None:
         self._path = str(path)
         self._cap: Cap | None = None if cap is None else cap_pusd(cap)
-        self._clock: Clock = clock or SystemClock()
+        super().__init__(clock=clock or SystemClock())
         self._books = Books()
         self.store = SqliteStore(self._path, SCHEMA, participants=[self._books])
         """The file; rows written through `also` or `store.submit` share its transactions."""
-        self.notes: dict[str, str] = {}
-        self._owner = ""
         self._owner_lock: FileLock | None = None
-        self._entries_made = 0
-        self._lines = WaitingLines()
         self._balances: dict[Account, tuple[AccountState, Balance]] = {}
-        self._lost_pusd: dict[Account, int] | None = None
 
     @classmethod
     def open(
@@ -115,12 +104,6 @@ class BudgetLedger:
 
     def __repr__(self) -> str:
         return f"BudgetLedger({self._path!r})"
-
-    def __del__(self) -> None:
-        if getattr(self, "_owner", ""):
-            warnings.warn(
-                f"unclosed {self!r}; use `async with`", ResourceWarning, stacklevel=2, source=self
-            )
 
     @property
     def owner(self) -> str:
@@ -146,10 +129,7 @@ class BudgetLedger:
         self._books = Books(on_change=_waker(self._make_room))
         self.store = SqliteStore(self._path, SCHEMA, participants=[self._books])
         self.store.open()
-        self._owner = secrets.token_hex(6)
-        self._entries_made = 0
-        self._lines = WaitingLines()
-        self._lost_pusd = None
+        self._begin(secrets.token_hex(6))
         try:
             if self._path != MEMORY:
                 self._owner_lock = FileLock(self._owner_file(self._owner)).acquire()
@@ -159,14 +139,6 @@ class BudgetLedger:
             await self._shut()
             raise
         return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.aclose()
 
     async def aclose(self) -> None:
         """Hold what is still under way and close the file; idempotent."""
@@ -244,49 +216,6 @@ class BudgetLedger:
 
     # -- reserving --------------------------------------------------------------------------------
 
-    async def reserve(
-        self,
-        amount_pusd: int,
-        *,
-        account: Account = ROOT,
-        endpoint: str = "",
-        request_id: str = "",
-        attempt: int = 1,
-        wait: bool = True,
-    ) -> EntryId:
-        """Set money aside for one attempt; returns once that is on disk.
-
-        With `wait`, a reservation that would fit if others were resolved waits in line: first come,
-        first served among those who wait for the same account, the large before the small behind
-        it. Whoever has not waited yet tries once before standing in line. Held entries are waited
-        for only while somebody finds out about them (`expect_settling`). Cancelling leaves nothing
-        behind.
-        Units: pico-dollars.
-        Raises:
-            BudgetExceeded: it does not fit now (`wait=False`), or nothing under way can make room.
-            JournalError: the record could not be written; nothing must be sent.
-        """
-        check_account(account)
-        make = functools.partial(
-            self._reservation, account, amount_pusd, endpoint, request_id, attempt
-        )
-        return await self._lines.reserve(lambda: self._try_reserve(make()), wait=wait)
-
-    def _reservation(
-        self, account: Account, amount_pusd: int, endpoint: str, request_id: str, attempt: int
-    ) -> Reserved:
-        self._entries_made += 1
-        return Reserved(
-            entry_id=EntryId(f"{self._owner}-{self._entries_made:x}"),
-            account=account,
-            amount_pusd=amount_pusd,
-            endpoint=endpoint,
-            request_id=request_id,
-            attempt=attempt,
-            owner=self._owner,
-            at_s=self._clock.time_s(),
-        )
-
     async def _try_reserve(self, record: Reserved) -> EntryId | Refusal:
         try:
             return await self.store.submit(lambda c: self._reserve_or_refuse(c, record))
@@ -316,67 +245,7 @@ class BudgetLedger:
         except EntryStateError:
             return  # the reservation had been refused: nothing to undo
 
-    def expect_settling(self, *, lost: Iterable[OpenEntry] | None) -> None:
-        """Say that somebody is finding out about the held entries, all but `lost`; None: nobody is.
-
-        While it is so, reservations that would fit once those are resolved wait for them instead of
-        being refused. Of this object only: it is not written down.
-        """
-        before, self._lost_pusd = self._lost_pusd, None if lost is None else reserved_by(lost)
-        if self._lost_pusd != before:
-            self._make_room()  # whoever waits for what is lost looks again, and is refused
-
-    def _make_room(self) -> None:
-        self._lines.make_room()
-
-    # -- resolving --------------------------------------------------------------------------------
-
-    def identify(self, entry_id: EntryId, generation_id: str) -> None:
-        """Note the generation id as soon as it is seen; written with the next transaction."""
-        record = Identified(
-            entry_id=entry_id, generation_id=generation_id, at_s=self._clock.time_s()
-        )
-        self.store.submit_nowait(lambda c: self._books.execute(c, record))
-
-    async def post(
-        self, entry_id: EntryId, charge: Charge, *, also: Work[None] | None = None
-    ) -> None:
-        """The charge is known: it counts in full, even above its reservation (then flagged).
-
-        `also` writes in the same transaction: both become durable, or neither.
-        Raises:
-            EntryStateError: the entry is resolved already, was never reserved, or the charge is a
-                generation's record and another entry has been charged for it.
-        """
-        await self._write(Posted(entry_id=entry_id, charge=charge, at_s=self._clock.time_s()), also)
-
-    async def void(self, entry_id: EntryId, *, reason: str, also: Work[None] | None = None) -> None:
-        """The attempt provably cost nothing; its reservation is free again."""
-        await self._write(Voided(entry_id=entry_id, reason=reason, at_s=self._clock.time_s()), also)
-
-    async def hold(
-        self,
-        entry_id: EntryId,
-        *,
-        reason: str,
-        generation_id: str | None = None,
-        also: Work[None] | None = None,
-    ) -> None:
-        """The outcome is unknown: the reservation stays counted until it is posted or voided."""
-        record = Held(
-            entry_id=entry_id,
-            reason=reason,
-            generation_id=generation_id,
-            at_s=self._clock.time_s(),
-        )
-        await self._write(record, also)
-
-    async def set_cap(self, account: Account, cap: object) -> None:
-        """Set, raise or lower the cap of an account, in US dollars or `NO_CAP`."""
-        record = CapSet(
-            account=check_account(account), cap=cap_pusd(cap), at_s=self._clock.time_s()
-        )
-        await self._write(record, None)
+    # -- writing ----------------------------------------------------------------------------------
 
     async def note(self, key: str, value: str, *, keep: bool = False) -> None:
         """Keep a small fact in the journal; the last value per key is in `notes`.
@@ -396,6 +265,9 @@ class BudgetLedger:
 
     async def _write(self, record: Record, also: Work[None] | None) -> None:
         await self.store.submit(lambda c: self._books.execute(c, record, also))
+
+    def _write_soon(self, record: Record) -> None:
+        self.store.submit_nowait(lambda c: self._books.execute(c, record))
 
     # -- looking ----------------------------------------------------------------------------------
 

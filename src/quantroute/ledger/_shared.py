@@ -25,10 +25,8 @@ import asyncio
 import contextlib
 import functools
 import sqlite3
-import warnings
 from collections.abc import Iterable
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self
 
 from quantroute._log import get_logger
@@ -43,21 +41,19 @@ from quantroute.ledger._ledger import BudgetLedger
 from quantroute.ledger._outbox import Outbox
 from quantroute.ledger._outcomes import Outcomes, check_charge
 from quantroute.ledger._owners import Owners, about_owner
+from quantroute.ledger._recorder import Recorder
 from quantroute.ledger._records import (
     ROOT,
     Account,
     CapSet,
-    Charge,
     EntryId,
     EntryStatus,
     Held,
-    Identified,
     Noted,
     Posted,
     Record,
     Reserved,
     Voided,
-    check_account,
 )
 from quantroute.ledger._server_books import (
     read_books,
@@ -76,9 +72,9 @@ from quantroute.ledger._shared_records import (
     statement_of,
     with_clean_texts,
 )
-from quantroute.ledger._state import AccountState, LedgerState, OpenEntry, reserved_by
+from quantroute.ledger._state import AccountState, LedgerState, OpenEntry
 from quantroute.ledger._statement import Balance, StatementLine, balance_of
-from quantroute.ledger._waiting import Refusal, WaitingLines
+from quantroute.ledger._waiting import Refusal
 from quantroute.money import NO_CAP, Cap, cap_pusd
 from quantroute.storage import MEMORY, SqliteStore, Work
 
@@ -92,7 +88,7 @@ _PATIENCE_S: Final = 30.0
 _FLUSH_S: Final = 5.0
 
 
-class SharedLedger:
+class SharedLedger(Recorder):
     """A `Ledger` on a server that any number of workers share.
 
     >>> async with SharedLedger.connect(
@@ -130,14 +126,9 @@ class SharedLedger:
         self._allow_volatile = allow_volatile
         self._patience_s = patience_s
         self._dead_after_s = dead_after_s
-        self._clock: Clock = clock or SystemClock()
+        super().__init__(clock=clock or SystemClock())
         self._local = BudgetLedger(self._path, cap=NO_CAP, clock=self._clock)
-        self.notes: dict[str, str] = {}
-        self._owner = ""
-        self._entries_made = 0
-        self._lines = WaitingLines()
         self._accounts: dict[Account, AccountState] = {}
-        self._lost_pusd: dict[Account, int] | None = None
         self._heart: asyncio.Task[None] | None = None
         self._link: ServerLink
         self._outbox: Outbox
@@ -187,12 +178,6 @@ class SharedLedger:
     def __repr__(self) -> str:
         return f"SharedLedger({self._name!r}, store={self._path!r})"
 
-    def __del__(self) -> None:
-        if getattr(self, "_owner", ""):
-            warnings.warn(
-                f"unclosed {self!r}; use `async with`", ResourceWarning, stacklevel=2, source=self
-            )
-
     @property
     def store(self) -> SqliteStore:
         """The local file; rows written through `also` share a transaction with their outcome."""
@@ -204,10 +189,7 @@ class SharedLedger:
         if self._owner:
             raise ConfigurationError("this ledger is open already; make a second one")
         await self._local.__aenter__()
-        self._owner = self._local.owner
-        self._entries_made = 0
-        self._lines = WaitingLines()
-        self._lost_pusd = None
+        self._begin(self._local.owner)
         about = about_owner(self._path, self._label)
         self._link = ServerLink(
             self._url,
@@ -235,14 +217,6 @@ class SharedLedger:
             raise
         self._heart = asyncio.create_task(self._beat())
         return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.aclose()
 
     async def aclose(self) -> None:
         """Hold what is still under way, tell the server what it has not heard, and close."""
@@ -323,42 +297,9 @@ class SharedLedger:
 
     # -- reserving --------------------------------------------------------------------------------
 
-    async def reserve(
-        self,
-        amount_pusd: int,
-        *,
-        account: Account = ROOT,
-        endpoint: str = "",
-        request_id: str = "",
-        attempt: int = 1,
-        wait: bool = True,
-    ) -> EntryId:
-        """As `BudgetLedger.reserve`; the money is set aside for all workers, durably.
-
-        Raises:
-            BudgetExceeded: it does not fit now (`wait=False`), or nothing under way can make room.
-            LedgerUnreachable: the server did not answer within `patience_s`; nothing must be sent.
-        """
-        check_account(account)
-
-        def make() -> Reserved:
-            self._entries_made += 1
-            record = Reserved(
-                entry_id=EntryId(f"{self._owner}-{self._entries_made:x}"),
-                account=account,
-                amount_pusd=amount_pusd,
-                endpoint=endpoint,
-                request_id=request_id,
-                attempt=attempt,
-                owner=self._owner,
-                at_s=self._clock.time_s(),
-            )
-            return with_clean_texts(record)
-
-        LedgerState().check(make())  # amounts that cannot be are refused here
-        return await self._lines.reserve(lambda: self._try_reserve(make()), wait=wait)
-
     async def _try_reserve(self, record: Reserved) -> EntryId | Refusal:
+        LedgerState().check(record)  # amounts that cannot be are refused here
+        record = with_clean_texts(record)
         said = operation(record)
         try:
             result = await self._link.call(said)
@@ -374,61 +315,22 @@ class SharedLedger:
         self._outcomes.expect(record)
         return record.entry_id
 
-    def expect_settling(self, *, lost: Iterable[OpenEntry] | None) -> None:
-        """As `BudgetLedger.expect_settling`, for this worker's own reservations."""
-        before, self._lost_pusd = self._lost_pusd, None if lost is None else reserved_by(lost)
-        if self._lost_pusd != before:
-            self._lines.make_room()
+    # -- writing ----------------------------------------------------------------------------------
 
-    # -- resolving --------------------------------------------------------------------------------
-
-    def identify(self, entry_id: EntryId, generation_id: str) -> None:
-        """Note the generation id on the server; not waited for."""
-        record = Identified(
-            entry_id=entry_id, generation_id=generation_id, at_s=self._clock.time_s()
-        )
-        self._link.put(operation(with_clean_texts(record)))
-
-    async def post(
-        self, entry_id: EntryId, charge: Charge, *, also: Work[None] | None = None
-    ) -> None:
-        """As `BudgetLedger.post`. Row and charge are durable here before the server hears of it;
-        while it cannot be reached, that is all there is to wait for.
+    async def _write(self, record: Record, also: Work[None] | None) -> None:
+        """Outcomes are durable here, with `also`, before the server hears of them; while it cannot
+        be reached, that is all there is to wait for. Caps are the server's at once.
         """
-        record = Posted(entry_id=entry_id, charge=charge, at_s=self._clock.time_s())
-        check_charge(record, self._accounts.get(ROOT, AccountState()))
-        await self._outcomes.resolve(with_clean_texts(record), also)
+        match record:
+            case Posted() | Voided() | Held():
+                if isinstance(record, Posted):
+                    check_charge(record, self._accounts.get(ROOT, AccountState()))
+                await self._outcomes.resolve(with_clean_texts(record), also)
+            case _:
+                await self._link.call(operation(record))
 
-    async def void(self, entry_id: EntryId, *, reason: str, also: Work[None] | None = None) -> None:
-        """As `BudgetLedger.void`."""
-        record = Voided(entry_id=entry_id, reason=reason, at_s=self._clock.time_s())
-        await self._outcomes.resolve(with_clean_texts(record), also)
-
-    async def hold(
-        self,
-        entry_id: EntryId,
-        *,
-        reason: str,
-        generation_id: str | None = None,
-        also: Work[None] | None = None,
-    ) -> None:
-        """As `BudgetLedger.hold`."""
-        record = Held(
-            entry_id=entry_id,
-            reason=reason,
-            generation_id=generation_id,
-            at_s=self._clock.time_s(),
-        )
-        await self._outcomes.resolve(with_clean_texts(record), also)
-
-    # -- caps and notes ---------------------------------------------------------------------------
-
-    async def set_cap(self, account: Account, cap: object) -> None:
-        """As `BudgetLedger.set_cap`, for all workers."""
-        record = CapSet(
-            account=check_account(account), cap=cap_pusd(cap), at_s=self._clock.time_s()
-        )
-        await self._link.call(operation(record))
+    def _write_soon(self, record: Record) -> None:
+        self._link.put(operation(with_clean_texts(record)))
 
     async def note(self, key: str, value: str, *, keep: bool = False) -> None:
         """As `BudgetLedger.note`, for all workers."""

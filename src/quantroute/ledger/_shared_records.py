@@ -49,7 +49,7 @@ __all__ = [
 ]
 
 Operation = dict[str, Any]
-R = TypeVar("R", Reserved, Posted, Voided, Held, Identified, Noted)
+R = TypeVar("R", bound=Record)
 
 _SUMS: Final = tuple(item.name for item in fields(AccountState) if item.name != "cap")
 _TOKENS: Final = tuple(item.name for item in fields(TokenUsage))
