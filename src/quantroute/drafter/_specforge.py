@@ -14,6 +14,7 @@ from typing import Any, Final
 from quantroute.drafter._data import TrainingData
 from quantroute.drafter._launch import Launch, Measurement
 from quantroute.drafter._spec import TrainSpec
+from quantroute.drafter._specforge_target import SpecForgeTarget, specforge_target
 from quantroute.drafter._versions import Installed
 from quantroute.errors import ConfigurationError, DatasetError
 
@@ -32,11 +33,11 @@ def specforge_launch(spec: TrainSpec, data: TrainingData, installed: Installed) 
     """
     on_cpu = spec.device == "cpu" or (spec.device == "auto" and not installed.gpus)
     target = Path(spec.target or data.model)
-    _check_target(target)
+    read_from = specforge_target(target, spec.out / "target")
     draft_path, config_path = spec.out / "draft_config.json", spec.out / "specforge.json"
     checkpoints = spec.out / "checkpoints"
-    config = _config(spec, data, target, spec.draft_config or draft_path, on_cpu=on_cpu)
-    files = {config_path: json.dumps(config, indent=2) + "\n"}
+    config = _config(spec, data, read_from, spec.draft_config or draft_path, on_cpu=on_cpu)
+    files = dict(read_from.files) | {config_path: json.dumps(config, indent=2) + "\n"}
     if spec.draft_config is None:
         files[draft_path] = json.dumps(derive_draft_config(target, data), indent=2) + "\n"
     program = (str(_CPU_LAUNCHER),) if on_cpu else ("-m", "specforge.cli")
@@ -52,21 +53,8 @@ def specforge_launch(spec: TrainSpec, data: TrainingData, installed: Installed) 
     )
 
 
-def _check_target(target: Path) -> None:
-    if not (target / "config.json").exists():
-        raise ConfigurationError(
-            f"SpecForge reads embedding and head from the target's folder, but {target} is none; "
-            "set train.target to it"
-        )
-    if not list(target.glob("*.index.json")):
-        raise ConfigurationError(
-            f"{target}: SpecForge looks weights up in *.index.json; "
-            "save the target in shards (save_pretrained with max_shard_size)"
-        )
-
-
 def _config(
-    spec: TrainSpec, data: TrainingData, target: Path, draft_config: Path, *, on_cpu: bool
+    spec: TrainSpec, data: TrainingData, target: SpecForgeTarget, draft_config: Path, *, on_cpu: bool
 ) -> dict[str, Any]:
     checkpoints = spec.out / "checkpoints"
     steps_per_epoch = _steps_per_epoch(spec, data)
@@ -88,7 +76,9 @@ def _config(
     if list(checkpoints.glob(f"{RUN_ID}-step*/training_state.pt")):
         training["resume_from"] = str(checkpoints)
     model: dict[str, Any] = {
-        "target_model_path": str(target),
+        "target_model_path": str(target.folder),
+        "embedding_key": target.embedding,
+        "lm_head_key": target.head,
         "draft_model_config": str(draft_config),
         "torch_dtype": "bfloat16",
     }
