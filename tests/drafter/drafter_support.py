@@ -71,7 +71,7 @@ def write_target(folder: Path, architecture: str = "LlamaForCausalLM", **changes
         "rope_parameters": {"rope_theta": 50_000.0, "rope_type": "default"},
     }
     (folder / "config.json").write_text(json.dumps(config | changes))
-    names = {name: "model-00001-of-00001.safetensors" for name in TARGET_WEIGHTS}
+    names = dict.fromkeys(TARGET_WEIGHTS, "model-00001-of-00001.safetensors")
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
     return folder
 

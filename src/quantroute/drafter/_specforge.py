@@ -54,7 +54,12 @@ def specforge_launch(spec: TrainSpec, data: TrainingData, installed: Installed) 
 
 
 def _config(
-    spec: TrainSpec, data: TrainingData, target: SpecForgeTarget, draft_config: Path, *, on_cpu: bool
+    spec: TrainSpec,
+    data: TrainingData,
+    target: SpecForgeTarget,
+    draft_config: Path,
+    *,
+    on_cpu: bool,
 ) -> dict[str, Any]:
     checkpoints = spec.out / "checkpoints"
     steps_per_epoch = _steps_per_epoch(spec, data)
