@@ -99,8 +99,9 @@ async def export_rows(
     """Write the whole conversations of a run whose every answer is of the chosen classes.
 
     Rows stand in the order of their keys, so that the same answers make the same file but for
-    their provenance. The file appears only when it is complete, with a manifest (`<file>.manifest.json`) that says
-    what is in it and where it came from. Memory does not grow with the number of rows.
+    their provenance. The file appears only when it is complete, with a manifest
+    (`<file>.manifest.json`) that says what is in it and where it came from. Memory does not grow
+    with the number of rows.
 
     Args:
         format: by default from the path's ending, `.jsonl` or `.parquet`.
