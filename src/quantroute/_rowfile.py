@@ -47,7 +47,13 @@ class RowsContent:
         self._hasher = hashlib.sha256()
 
     def add(self, row: Mapping[str, Any]) -> None:
-        """The next row."""
+        """The next row.
+
+        Raises:
+            TypeError, AttributeError: it is none.
+        """
+        if not isinstance(row, Mapping):
+            raise TypeError(f"a row is an object, not {row!r:.40}")
         content = dict(row)
         if "turns" in row:
             turns = [{name: turn.get(name) for name in _CONTENT_OF_TURN} for turn in row["turns"]]

@@ -32,7 +32,7 @@ class Stage:
     """One step of the chain.
 
     Attributes:
-        tables: of run.toml; a change in them makes the stage run again.
+        tables: of run.toml, or fields of them; a change makes the stage run again.
         inputs, outputs: files by name; the hashes of their contents say whether anything has
             changed.
         owns: what is set aside when the stage has to begin anew.
@@ -149,7 +149,7 @@ STAGES: Final = (
     ),
     Stage(
         name="data",
-        tables=("data",),
+        tables=("data", "train.trainer"),  # whose files they are
         inputs=lambda spec: {"states": contents.states(spec.states)},
         outputs=lambda spec: {
             "training data": contents.training_data(spec.training_data),
