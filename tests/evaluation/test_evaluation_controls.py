@@ -156,7 +156,17 @@ def test_wrong_data_and_wrong_states_show_in_acceptance(bench: Bench) -> None:
         "given states after the norm": bench.length(trained, _changed(bench.held_out, norm.apply)),
     }
     print(f"right {right:.3f}", *(f"{name} {value:.3f}" for name, value in found.items()), sep="\n")  # noqa: T201
-    assert right > 2.0
+    # Seen on 2026-11-30: 2.99 right; then, in this order, 1.08, 1.90, 2.64, 1.45, 2.96, 2.75, 2.15.
+    assert right > 2.5
+    assert found["trained on states of other places"] < 1.5
+    assert found["trained on text of another model"] < right - 0.5
+    assert found["trained on last states after the norm"] < right - 0.15
+    assert found["given states of other places"] < right - 1.0
+    assert found["given states after the norm"] < right - 0.4
+    # Neighbouring layers of a small target hold nearly the same states (see docs/pipeline.md): the
+    # further away, the more it costs.
+    assert found["given the lowest layers"] < right - 0.1
+    assert found["given the lowest layers"] < found["given layers one too low"] < right + 0.02
 
 
 def _changed(

@@ -85,8 +85,8 @@ def test_the_same_data_go_through_specforge(demo: Demo, tmp_path: Path) -> None:
     shutil.copytree(demo.done, home, symlinks=True)
     text = (home / "run.toml").read_text()
     assert text.count("[train]\n") == text.count("epochs = 2\n") == 1
-    text = text.replace("[train]\n", '[train]\ntrainer = "specforge"\n')
-    (home / "run.toml").write_text(text.replace("epochs = 2\n", "epochs = 6\n"))
+    text = text.replace("[train]\n", '[train]\ntrainer = "specforge"\nbatch_size = 4\n')
+    (home / "run.toml").write_text(text.replace("epochs = 2\n", "epochs = 20\n"))
     assert _finish(home, demo.base_url) == 0
     after = _manifest(home)
     assert [name for name in EVERY_STAGE if after[name] == before[name]] == [

@@ -147,12 +147,8 @@ def speculate(
 
 
 def _other_places(sample: Sample) -> torch.Tensor:
-    torch = need("torch")
-    states = sample.auxiliary
-    found: torch.Tensor = states[
-        torch.randperm(len(states), generator=torch.Generator().manual_seed(0))
-    ]
-    return found
+    states, generator = sample.auxiliary, need("torch").Generator().manual_seed(0)
+    return states[need("torch").randperm(len(states), generator=generator)]
 
 
 def _one_late(sample: Sample) -> torch.Tensor:
@@ -167,7 +163,7 @@ def _other_layers(sample: Sample) -> torch.Tensor | None:
     """Each slot has the layer of the next, the last slot that in front of the final norm."""
     if sample.last is None:
         return None
-    return need("torch").cat([sample.auxiliary[:, 1:], sample.last.unsqueeze(1)], dim=1)  # type: ignore[no-any-return]
+    return need("torch").cat([sample.auxiliary[:, 1:], sample.last.unsqueeze(1)], dim=1)
 
 
 def _normed(sample: Sample) -> torch.Tensor | None:
