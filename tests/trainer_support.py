@@ -15,9 +15,10 @@ from quantroute.demo import DemoSize, TargetSize
 from quantroute.extraction import StatesFacts
 from quantroute.extraction._records import Example, LayerIds, States
 
-#: The demo's whole chain in a minute or two: too small to learn much.
+#: The demo's whole chain in some minutes. A smaller target does not end its thoughts, and no row of
+#: it is good.
 SMALL_DEMO = DemoSize(
-    target=TargetSize(hidden_size=32, heads=2, intermediate_size=64, vocab_size=400, steps=150),
+    target=TargetSize(hidden_size=64, heads=2, intermediate_size=176, vocab_size=600, steps=300),
     prompts=60,
     epochs=2,
     draft_vocab_size=300,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import json
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -158,7 +157,8 @@ def derive_draft_config(target: Path, data: TrainingData) -> dict[str, Any]:
 
 
 def _steps_per_epoch(spec: TrainSpec, data: TrainingData) -> int:
-    return math.ceil(data.examples / (spec.batch_size * spec.processes))
+    # The last examples of an epoch that do not fill a batch are left out.
+    return max(1, data.examples // (spec.batch_size * spec.processes))
 
 
 def _total_steps(spec: TrainSpec, data: TrainingData) -> int:
