@@ -94,9 +94,9 @@ def test_the_same_data_go_through_specforge(demo: Demo, tmp_path: Path) -> None:
     ]  # fmt: skip
     assert json.loads(_bytes(home, "run/training-data/manifest.json"))["trainer"] == "specforge"
     found, old = (json.loads(_bytes(at, "run/evaluation.json")) for at in (home, demo.done))
-    # Enough to see that it has learnt from these data; how much it can, docs/demo.md tells.
-    assert found["untrained"] != found["trained"][0]
-    assert found["trained"][0]["length"] > found["untrained"]["length"] + 0.1
+    length = found["trained"][0]["length"]
+    assert length > found["untrained"]["length"] + 0.8  # seen: 2.68 and 1.01
+    assert length > found["controls"]["states of other places"]["length"] + 0.5  # seen: 1.42
     assert found["trained"][0]["chains"] == old["trained"][0]["chains"]
     assert found["speculation"]["identical"] == found["speculation"]["prompts"] == 1
 
