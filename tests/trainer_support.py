@@ -11,9 +11,19 @@ from typing import Any
 import numpy as np
 import pytest
 
+from quantroute.demo import DemoSize, TargetSize
 from quantroute.extraction import StatesFacts
 from quantroute.extraction._records import Example, LayerIds, States
 
+#: The demo's whole chain in some minutes. A smaller target does not end its thoughts, and no row of
+#: it is good.
+SMALL_DEMO = DemoSize(
+    target=TargetSize(hidden_size=64, heads=2, intermediate_size=176, vocab_size=600, steps=300),
+    prompts=60,
+    epochs=2,
+    draft_vocab_size=300,
+    speculate_prompts=1,
+)
 VOCAB, HIDDEN, LAYERS = 256, 64, 8
 LAYER_IDS = LayerIds.default(LAYERS)
 

@@ -8,12 +8,80 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from quantroute.domain import canonical_json
 from quantroute.errors import ConfigurationError, DatasetError
 
-__all__ = ["LOOSE_FIELDS", "manifest_path", "pyarrow", "read_manifest", "read_rows"]
+__all__ = [
+    "LOOSE_FIELDS",
+    "RowsContent",
+    "content_sha256",
+    "manifest_path",
+    "pyarrow",
+    "read_manifest",
+    "read_rows",
+]
 
 #: Objects of a turn without a fixed form; they travel through Parquet as JSON text.
 LOOSE_FIELDS: Final = ("precision", "sampling")
+
+_CONTENT: Final = ("key", "dataset", "rollout", "model", "messages")
+_CONTENT_OF_TURN: Final = (
+    "row_class",
+    "finish_reason",
+    "mode",
+    "sampling",
+    "output_tokens",
+    "reasoning_tokens",
+)
+
+
+class RowsContent:
+    """SHA-256 over what is made of rows later, in their order.
+
+    That is the texts, and what decides whether and how they are learnt. Left out is what differs
+    between two runs that were given the same answers: who gave them, at which price, after how many
+    attempts, when, and the ids of all that. Rows of another form, such as token ids, count whole.
+    """
+
+    def __init__(self) -> None:
+        self._hasher = hashlib.sha256()
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        """The next row.
+
+        Raises:
+            TypeError, AttributeError: it is none.
+        """
+        if not isinstance(row, Mapping):
+            raise TypeError(f"a row is an object, not {row!r:.40}")
+        content = dict(row)
+        if "turns" in row:
+            turns = [{name: turn.get(name) for name in _CONTENT_OF_TURN} for turn in row["turns"]]
+            content = {name: row.get(name) for name in _CONTENT} | {"turns": turns}
+        self._hasher.update(canonical_json(content).encode() + b"\n")
+
+    def sha256(self) -> str:
+        """Of the rows so far."""
+        return self._hasher.hexdigest()
+
+
+def content_sha256(path: Path | str) -> str:
+    """`RowsContent` of a file: from its manifest, where that is the file's own, else by reading it.
+
+    Raises:
+        DatasetError: no such file, it is not one of rows, or not the one its manifest speaks of.
+    """
+    path = Path(path)
+    try:
+        manifest = read_manifest(path) or {}
+        if isinstance(found := manifest.get("content_sha256"), str):
+            return found
+        content = RowsContent()
+        for row in read_rows(path):
+            content.add(row)
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise DatasetError(path=str(path), problem=f"rows cannot be read: {error!r}") from error
+    return content.sha256()
 
 
 def read_rows(path: Path | str) -> Iterator[dict[str, Any]]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 WIDTH, INNER, HEADS, KV_HEADS, VOCAB, DRAFT_VOCAB = 16, 32, 4, 2, 40, 10
+TARGET_WEIGHTS = ("model.embed_tokens.weight", "model.norm.weight", "lm_head.weight")
 VERSIONS = {
     "speculators": "0.9.0",
     "hs-connectors": "0.9.0",
@@ -70,7 +71,8 @@ def write_target(folder: Path, architecture: str = "LlamaForCausalLM", **changes
         "rope_parameters": {"rope_theta": 50_000.0, "rope_type": "default"},
     }
     (folder / "config.json").write_text(json.dumps(config | changes))
-    (folder / "model.safetensors.index.json").write_text("{}")
+    names = dict.fromkeys(TARGET_WEIGHTS, "model-00001-of-00001.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
     return folder
 
 

@@ -10,7 +10,14 @@ from typing import Any
 import pytest
 
 from cli_support import quantroute
-from drafter.drafter_support import fake_interpreter, write_data, write_target
+from drafter.drafter_support import (
+    TARGET_WEIGHTS,
+    fake_interpreter,
+    save_tensors,
+    write_data,
+    write_target,
+    zeros,
+)
 from quantroute.drafter import Prepared, TrainingData, TrainSpec, load_train_spec, prepare_training
 from quantroute.drafter._specforge import SpecForgeLog, specforge_launch
 from quantroute.drafter._speculators import SpeculatorsLog, speculators_launch
@@ -212,10 +219,46 @@ def test_specforge_goes_on_from_its_checkpoints(tmp_path: Path) -> None:
     assert config["training"]["resume_from"] == str(spec.out / "checkpoints")
 
 
-def test_a_target_in_one_piece_is_refused_with_the_remedy(tmp_path: Path) -> None:
+def test_a_target_in_one_file_gets_the_index_that_specforge_wants(tmp_path: Path) -> None:
     spec = spec_of(tmp_path, trainer="specforge")
-    (tmp_path / "target" / "model.safetensors.index.json").unlink()
-    with pytest.raises(ConfigurationError, match="max_shard_size"):
+    target = tmp_path / "target"
+    (target / "model.safetensors.index.json").unlink()
+    with pytest.raises(ConfigurationError, match="save_pretrained"):
+        specforge_launch(spec, TrainingData.read(spec.data), Installed(python="python"))
+    save_tensors(target / "model.safetensors", {name: zeros(2, 2) for name in TARGET_WEIGHTS})
+    launch = specforge_launch(spec, TrainingData.read(spec.data), Installed(python="python"))
+    shown = spec.out / "target"
+    model = json.loads(launch.files[spec.out / "specforge.json"])["model"]
+    assert model["target_model_path"] == str(shown)
+    assert launch.files[shown / "config.json"] == (target / "config.json").read_text()
+    names = json.loads(launch.files[shown / "model.safetensors.index.json"])["weight_map"]
+    # SpecForge joins its folder and this name: an absolute one leads to the target's own file.
+    assert shown / names["lm_head.weight"] == target / "model.safetensors"
+
+
+@pytest.mark.parametrize(
+    ("names", "embedding", "head"),
+    [
+        (TARGET_WEIGHTS, "model.embed_tokens.weight", "lm_head.weight"),
+        (("model.embed_tokens.weight",), "model.embed_tokens.weight", "model.embed_tokens.weight"),
+        (
+            ("lm.model.embed_tokens.weight", "lm.lm_head.weight", "vision.embed_tokens.weight"),
+            "lm.model.embed_tokens.weight",
+            "lm.lm_head.weight",
+        ),
+    ],
+)
+def test_specforge_is_told_the_targets_own_names(
+    tmp_path: Path, names: tuple[str, ...], embedding: str, head: str
+) -> None:
+    spec = spec_of(tmp_path, trainer="specforge")
+    index = tmp_path / "target" / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": dict.fromkeys(names, "a.safetensors")}))
+    launch = specforge_launch(spec, TrainingData.read(spec.data), Installed(python="python"))
+    model = json.loads(launch.files[spec.out / "specforge.json"])["model"]
+    assert (model["embedding_key"], model["lm_head_key"]) == (embedding, head)
+    index.write_text('{"weight_map": {"transformer.wte.weight": "a.safetensors"}}')
+    with pytest.raises(ConfigurationError, match=r"no embed_tokens\.weight"):
         specforge_launch(spec, TrainingData.read(spec.data), Installed(python="python"))
 
 

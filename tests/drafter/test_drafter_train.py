@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import threading
 from dataclasses import replace
@@ -165,6 +166,20 @@ def test_a_folder_of_another_training_is_refused(tmp_path: Path) -> None:
         ready(tmp_path, STEPS, depth=5)
     spec = replace(ready(tmp_path, STEPS).spec, max_steps=50)  # how long is no part of what
     assert prepare_training(spec).launch.total_steps == 5
+
+
+def test_a_training_goes_on_where_its_folders_were_copied_to(tmp_path: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    here.mkdir()
+    prepared = ready(here, STEPS)
+    train(prepared)
+    shutil.move(here, there)
+    moved = {"data": there / "data", "out": there / "out", "python": str(there / "python")}
+    spec = replace(prepared.spec, target=str(there / "target"), **moved)
+    prepare_training(spec)
+    write_target(there / "target", hidden_act="gelu")
+    with pytest.raises(ConfigurationError, match="target_config_sha256"):
+        prepare_training(spec)
 
 
 def test_the_command_prints_figures_and_where_they_are(tmp_path: Path) -> None:

@@ -147,6 +147,16 @@ def test_an_untrained_head_keeps_wiring_and_vocabulary() -> None:
     }
 
 
+def test_controls_that_need_more_of_a_sample_are_there_when_it_has_it() -> None:
+    sample = _sample(length=30)
+    whole = dataclasses.replace(sample, last=sample.auxiliary[:, 2], normed=sample.auxiliary)
+    found = evaluate(_head(), iter([whole]))  # read once
+    assert found.controls["states after the final norm"] == found.trained[0]
+    higher = sample.auxiliary[:, [1, 2, 2]]
+    (wanted,) = measure(_head(), [dataclasses.replace(sample, auxiliary=higher)])
+    assert found.controls["higher layers"] == wanted
+
+
 @pytest.mark.parametrize(
     ("cumulative", "cost", "wanted"),
     [

@@ -1,8 +1,11 @@
-"""What goes wrong silently must show: drafters trained on wrong data accept clearly less.
+"""What goes wrong silently must show: with wrong data or wrong states a drafter accepts less.
 
 The states are those of extraction, the head is that of evaluation; the loss is the trainers' (the
-target's distribution, three steps ahead), in a few lines here, because five trainings by the
+target's distribution, three steps ahead), in a few lines here, because four trainings by the
 trainers' own commands would take a quarter of an hour on two cores.
+
+The target's final norm is made uneven, as it is in targets that were trained for long: after some
+hundred steps its weights are still close to one, and a norm too many is hardly felt.
 """
 
 from __future__ import annotations
@@ -18,6 +21,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
+from safetensors.torch import load_file, save_file  # noqa: E402
+
 from quantroute.demo import (  # noqa: E402
     SYSTEM_PROMPT,
     ModelBackend,
@@ -56,6 +61,7 @@ class Bench:
         train_target(folder / "target", size=size)
         train_target(folder / "other", size=other)
         self.target = folder / "target"
+        _make_norm_uneven(self.target)
         self.weights = TargetWeights.read(self.target)
         self.layers = LayerIds.default(size.num_layers)
         self.own = _answers(self.target, tokenizer=self.target)
@@ -80,13 +86,30 @@ class Bench:
     def samples(self, states: Iterable[States]) -> list[Sample]:
         return list(stored_samples(states, norm=self.norm, weights=self.weights))
 
-    def length(self, training: Iterable[States]) -> float:
-        """Acceptance on right held-out states after training on these."""
-        head = _trained(self.samples(training), self.weights, self.layers.boundary)
-        return measure(head, self.samples(self.states[:HELD_OUT]), depth=DEPTH)[0].length
+    def train(self, training: Iterable[States]) -> DraftHead:
+        return _trained(self.samples(training), self.weights, self.norm, self.layers.boundary)
 
-    def changed(self, change: Callable[[torch.Tensor], torch.Tensor]) -> list[States]:
-        return [replace(item, hidden=change(item.hidden)) for item in self.states[HELD_OUT:]]
+    def length(self, head: DraftHead, states: Iterable[States] | None = None) -> float:
+        """Acceptance on held-out answers, whose states are these for the drafter."""
+        right = self.samples(self.held_out)
+        shown = self.held_out if states is None else states
+        samples = [
+            replace(sample, auxiliary=item.hidden[:, :-1].float())
+            for sample, item in zip(right, shown, strict=True)
+        ]
+        return measure(head, samples, depth=DEPTH)[0].length
+
+    def other_layers(self, *layers: int) -> list[States]:
+        """Held-out states as from an engine that counts layers otherwise."""
+        return self.extract(self.own[:HELD_OUT], LayerIds(layers))[1]
+
+    @property
+    def held_out(self) -> list[States]:
+        return self.states[:HELD_OUT]
+
+    @property
+    def training(self) -> list[States]:
+        return self.states[HELD_OUT:]
 
 
 @pytest.fixture(scope="module")
@@ -103,32 +126,64 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
         torch.set_num_threads(threads)
 
 
-def test_wrong_training_data_show_in_acceptance(bench: Bench) -> None:
-    norm, last = bench.norm, len(bench.layers.boundary)
-    right = bench.length(bench.states[HELD_OUT:])
-    _, low = bench.extract(bench.own[HELD_OUT:], LayerIds((1, 2, 3)))
+def test_wrong_data_and_wrong_states_show_in_acceptance(bench: Bench) -> None:
+    norm, own = bench.norm, bench.layers.boundary
     _, foreign = bench.extract(bench.foreign[HELD_OUT:], bench.layers)
 
-    def normed_twice(hidden: torch.Tensor) -> torch.Tensor:
-        return torch.cat([hidden[:, :last], norm.apply(hidden[:, last:])], dim=1)
+    def last_normed(hidden: torch.Tensor) -> torch.Tensor:
+        return torch.cat([hidden[:, :-1], norm.apply(hidden[:, -1:])], dim=1)
 
     def other_places(hidden: torch.Tensor) -> torch.Tensor:
         return hidden[torch.randperm(len(hidden))]
 
+    trained = bench.train(bench.training)
+    right = bench.length(trained)
     found = {
-        "states of other places": bench.length(bench.changed(other_places)),
-        "other layers": bench.length(low),
-        "last state after the norm": bench.length(bench.changed(normed_twice)),
-        "text of another model": bench.length(foreign),
+        "trained on states of other places": bench.length(
+            bench.train(_changed(bench.training, other_places))
+        ),
+        "trained on text of another model": bench.length(bench.train(foreign)),
+        "trained on last states after the norm": bench.length(
+            bench.train(_changed(bench.training, last_normed))
+        ),
+        "given states of other places": bench.length(
+            trained, _changed(bench.held_out, other_places)
+        ),
+        "given layers one too low": bench.length(
+            trained, bench.other_layers(*(layer - 1 for layer in own))
+        ),
+        "given the lowest layers": bench.length(trained, bench.other_layers(0, 1, 2)),
+        "given states after the norm": bench.length(trained, _changed(bench.held_out, norm.apply)),
     }
     print(f"right {right:.3f}", *(f"{name} {value:.3f}" for name, value in found.items()), sep="\n")  # noqa: T201
-    assert right > 2.0
-    assert found["states of other places"] < 1.5
-    assert found["text of another model"] < right - 0.5
-    # Seen: 3.05 right, 3.01 and 3.04 with these two. A head that is trained on them gets used to
-    # them on a target this small; it is at evaluation that they cost (see docs/demo.md).
-    assert found["other layers"] < right + 0.1
-    assert found["last state after the norm"] < right + 0.1
+    # Seen on 2026-11-30: 2.99 right; then, in this order, 1.08, 1.90, 2.64, 1.45, 2.96, 2.75, 2.15.
+    assert right > 2.5
+    assert found["trained on states of other places"] < 1.5
+    assert found["trained on text of another model"] < right - 0.5
+    assert found["trained on last states after the norm"] < right - 0.15
+    assert found["given states of other places"] < right - 1.0
+    assert found["given states after the norm"] < right - 0.4
+    # Neighbouring layers of a small target hold nearly the same states (see docs/pipeline.md): the
+    # further away, the more it costs.
+    assert found["given the lowest layers"] < right - 0.1
+    assert found["given the lowest layers"] < found["given layers one too low"] < right + 0.02
+
+
+def _changed(
+    states: Iterable[States], change: Callable[[torch.Tensor], torch.Tensor]
+) -> list[States]:
+    return [replace(item, hidden=change(item.hidden)) for item in states]
+
+
+def _make_norm_uneven(folder: Path) -> None:
+    """Other weights for the final norm, and a head that takes them back: the same function."""
+    path = folder / "model.safetensors"
+    weights = load_file(path)
+    generator = torch.Generator().manual_seed(3)
+    spread = torch.exp(torch.randn(weights["model.norm.weight"].shape, generator=generator))
+    weights["model.norm.weight"] *= spread
+    weights["lm_head.weight"] /= spread
+    save_file(weights, path, metadata={"format": "pt"})
 
 
 def _answers(model: Path, *, tokenizer: Path) -> list[Example]:
@@ -171,7 +226,7 @@ def _request(chat: list[dict[str, str]]) -> AnswerRequest:
 
 
 def _trained(
-    samples: Sequence[Sample], target: TargetWeights, layers: tuple[int, ...]
+    samples: Sequence[Sample], target: TargetWeights, norm: FinalNorm, layers: tuple[int, ...]
 ) -> DraftHead:
     """A head after a few epochs; the loss is the cross entropy with the target's distribution."""
     vocab, width = target.embedding.shape
@@ -193,6 +248,7 @@ def _trained(
     for name in ("norm", *(f"layers.0.{norm}" for norm in norms)):
         weights[f"{name}.weight"] = torch.ones(width)
     weights["lm_head.weight"] = target.head.float().clone()
+    weights["norm.weight"] = norm.weight.float().clone()  # the head's other half
     for item in weights.values():
         item.requires_grad_()
     wiring = Wiring(

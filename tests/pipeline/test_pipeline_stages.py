@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from quantroute.pipeline import (
     run_pipeline,
     status_of,
 )
+from quantroute.pipeline import _contents as contents
+from quantroute.pipeline._contents import Content
 
 RUN = """\
 [run]
@@ -187,6 +190,34 @@ def test_the_shipped_chain_hands_files_from_stage_to_stage(chain: Chain) -> None
     others = [stage for stage in STAGES if stage.name != "train"]  # finds its weights when made
     made = {item for stage in others for item in stage.outputs(spec).items()}
     assert set(STAGES[-1].inputs(spec).items()) <= made
+
+
+def test_contents_leave_out_where_and_by_whom(tmp_path: Path) -> None:
+    def hashed(content: Content, facts: object) -> str:
+        content.path.write_text(json.dumps(facts))
+        return content.sha256(content.path)
+
+    stored, data = contents.states(tmp_path), contents.training_data(tmp_path)
+    shard = {"sha256": "a", "rows_sha256": "b"}
+    assert hashed(stored, {"shards": [shard]}) == hashed(stored, {"shards": [{"sha256": "a"}]})
+    assert hashed(stored, {"shards": [shard]}) != hashed(stored, {"shards": [{"sha256": "c"}]})
+    here, there = ({"target": {"model": name, "num_layers": 8}} for name in ("here", "there"))
+    assert hashed(data, here) == hashed(data, there)
+    assert hashed(data, here) != hashed(data, {"target": {"num_layers": 9}})
+    drafter = contents.config_of_drafter(tmp_path)
+    config = {"speculators_config": {"verifier": {"name_or_path": "here"}}, "hidden_size": 4}
+    assert hashed(drafter, config) != hashed(drafter, config | {"hidden_size": 5})
+    with pytest.raises(DatasetError, match="not a JSON object"):
+        hashed(drafter, [])
+
+
+def test_another_trainer_makes_the_data_again(chain: Chain) -> None:
+    data = next(stage for stage in STAGES if stage.name == "data")
+    before = chain.spec.settings_sha256(data.tables)
+    (chain.folder / "run.toml").write_text(f"{RUN}epochs = 9\n")
+    assert chain.spec.settings_sha256(data.tables) == before
+    (chain.folder / "run.toml").write_text(f'{RUN}trainer = "specforge"\n')
+    assert chain.spec.settings_sha256(data.tables) != before
 
 
 def _folder(path: Path) -> Path:

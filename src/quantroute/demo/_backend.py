@@ -49,12 +49,16 @@ class ModelBackend:
     Args:
         target: folder with weights, tokenizer and chat template.
         batch: answers sampled at once.
+        exact: compute in float64, at several times the cost: then rounding cannot move an answer
+            either, and a prompt and its random numbers alone decide it.
     """
 
-    def __init__(self, target: Path | str, *, batch: int = 64) -> None:
+    def __init__(self, target: Path | str, *, batch: int = 64, exact: bool = False) -> None:
         torch, transformers = need("torch"), need("transformers")
         self._tokenizer = transformers.AutoTokenizer.from_pretrained(target)
-        model = transformers.AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            target, dtype=torch.float64 if exact else torch.float32
+        )
         self._model = model.eval()
         self._cache_name = cache_name(model)
         self._longest = int(model.config.max_position_embeddings)

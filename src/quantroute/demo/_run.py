@@ -89,10 +89,14 @@ def prepare_demo(
 
 
 @contextlib.contextmanager
-def opened_service(folder: DemoFolder) -> Iterator[ThreadedSimulator]:
-    """The simulator with the folder's target behind it; its key stands in the environment."""
+def opened_service(folder: DemoFolder, *, exact: bool = False) -> Iterator[ThreadedSimulator]:
+    """The simulator with the folder's target behind it; its key stands in the environment.
+
+    With `exact` (see `ModelBackend`) and a seed in the run file's `[sampling]`, its answers do not
+    depend on what else is asked, nor on what was asked before.
+    """
     scenario = kimi_mission_scenario(time_scale=0.0)
-    backend = ModelBackend(folder.target)
+    backend = ModelBackend(folder.target, exact=exact)
     before = os.environ.get(_KEY_VARIABLE)
     with ThreadedSimulator(scenario, backend=backend) as simulator:
         os.environ[_KEY_VARIABLE] = simulator.api_key

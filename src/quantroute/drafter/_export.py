@@ -137,14 +137,16 @@ def _read_head(source: Path) -> Head:
     raise ConfigurationError(f"{source}/config.json is not that of an EAGLE-3 head")
 
 
-def _run_config(source: Path) -> dict[str, Any]:
-    """What `quantroute train` told SpecForge, beside the checkpoints; empty if it was not us."""
-    path = source.parent.parent / "specforge.json"
+def _beside(source: Path, name: str) -> dict[str, Any]:
+    """What `quantroute train` wrote beside the checkpoints; empty if it was not us."""
+    path = source.parent.parent / name
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
 def _specforge_target(source: Path) -> str | None:
-    found: str | None = _run_config(source).get("model", {}).get("target_model_path")
+    """SpecForge itself may have been shown a folder of ours instead of the target's."""
+    told = _beside(source, "specforge.json").get("model", {}).get("target_model_path")
+    found: str | None = _beside(source, "training.json").get("target", told)
     return found
 
 
@@ -152,7 +154,7 @@ def _draft_config(source: Path, given: Path | str | None) -> Path:
     beside = source.parent.parent / "draft_config.json"
     path = Path(given) if given is not None else beside
     if given is None and not beside.exists():
-        named = _run_config(source).get("model", {}).get("draft_model_config")
+        named = _beside(source, "specforge.json").get("model", {}).get("draft_model_config")
         path = Path(named) if named else beside
     if not path.exists():
         raise ConfigurationError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import threading
@@ -18,6 +19,7 @@ from quantroute.drafter._launch import Launch
 __all__ = ["Ended", "follow"]
 
 _KEPT_LINES: Final = 12
+_PADDING: Final = re.compile(" {40,}")  # no code is indented so far
 _STOP_WITHIN_S: Final = 150  # the trainer may take two minutes to save
 
 
@@ -64,10 +66,10 @@ def follow(
 
 
 def _lines(output: IO[str]) -> Iterator[str]:
-    """Without empty lines and the bars that are drawn over and over."""
+    """Without empty lines, the bars that are drawn over and over, and a wide terminal's blanks."""
     with output:
         for line in output:
-            text = line.rstrip()
+            text = _PADDING.sub("  ", line.rstrip())
             if text and "━" not in text and "it/s]" not in text:
                 yield text
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import json
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from typing import Any, Final
 from quantroute.drafter._data import TrainingData
 from quantroute.drafter._launch import Launch, Measurement
 from quantroute.drafter._spec import TrainSpec
+from quantroute.drafter._specforge_target import SpecForgeTarget, specforge_target
 from quantroute.drafter._versions import Installed
 from quantroute.errors import ConfigurationError, DatasetError
 
@@ -32,11 +32,11 @@ def specforge_launch(spec: TrainSpec, data: TrainingData, installed: Installed) 
     """
     on_cpu = spec.device == "cpu" or (spec.device == "auto" and not installed.gpus)
     target = Path(spec.target or data.model)
-    _check_target(target)
+    read_from = specforge_target(target, spec.out / "target")
     draft_path, config_path = spec.out / "draft_config.json", spec.out / "specforge.json"
     checkpoints = spec.out / "checkpoints"
-    config = _config(spec, data, target, spec.draft_config or draft_path, on_cpu=on_cpu)
-    files = {config_path: json.dumps(config, indent=2) + "\n"}
+    config = _config(spec, data, read_from, spec.draft_config or draft_path, on_cpu=on_cpu)
+    files = dict(read_from.files) | {config_path: json.dumps(config, indent=2) + "\n"}
     if spec.draft_config is None:
         files[draft_path] = json.dumps(derive_draft_config(target, data), indent=2) + "\n"
     program = (str(_CPU_LAUNCHER),) if on_cpu else ("-m", "specforge.cli")
@@ -52,21 +52,13 @@ def specforge_launch(spec: TrainSpec, data: TrainingData, installed: Installed) 
     )
 
 
-def _check_target(target: Path) -> None:
-    if not (target / "config.json").exists():
-        raise ConfigurationError(
-            f"SpecForge reads embedding and head from the target's folder, but {target} is none; "
-            "set train.target to it"
-        )
-    if not list(target.glob("*.index.json")):
-        raise ConfigurationError(
-            f"{target}: SpecForge looks weights up in *.index.json; "
-            "save the target in shards (save_pretrained with max_shard_size)"
-        )
-
-
 def _config(
-    spec: TrainSpec, data: TrainingData, target: Path, draft_config: Path, *, on_cpu: bool
+    spec: TrainSpec,
+    data: TrainingData,
+    target: SpecForgeTarget,
+    draft_config: Path,
+    *,
+    on_cpu: bool,
 ) -> dict[str, Any]:
     checkpoints = spec.out / "checkpoints"
     steps_per_epoch = _steps_per_epoch(spec, data)
@@ -88,7 +80,9 @@ def _config(
     if list(checkpoints.glob(f"{RUN_ID}-step*/training_state.pt")):
         training["resume_from"] = str(checkpoints)
     model: dict[str, Any] = {
-        "target_model_path": str(target),
+        "target_model_path": str(target.folder),
+        "embedding_key": target.embedding,
+        "lm_head_key": target.head,
         "draft_model_config": str(draft_config),
         "torch_dtype": "bfloat16",
     }
@@ -163,7 +157,8 @@ def derive_draft_config(target: Path, data: TrainingData) -> dict[str, Any]:
 
 
 def _steps_per_epoch(spec: TrainSpec, data: TrainingData) -> int:
-    return math.ceil(data.examples / (spec.batch_size * spec.processes))
+    # The last examples of an epoch that do not fill a batch are left out.
+    return max(1, data.examples // (spec.batch_size * spec.processes))
 
 
 def _total_steps(spec: TrainSpec, data: TrainingData) -> int:

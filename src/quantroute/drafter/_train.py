@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -208,6 +209,7 @@ def _identity(spec: TrainSpec, data: TrainingData) -> dict[str, Any]:
     return {
         "trainer": spec.trainer,
         "target": spec.target or data.model,
+        "target_config_sha256": _config_sha256(Path(spec.target or data.model)),
         "head": spec.head,
         "depth": spec.depth,
         "layers": list(data.layers),
@@ -215,6 +217,12 @@ def _identity(spec: TrainSpec, data: TrainingData) -> dict[str, Any]:
         "draft_config": None if spec.draft_config is None else str(spec.draft_config),
         "data_sha256": data.sha256,
     }
+
+
+def _config_sha256(target: Path) -> str | None:
+    """None for a target that is no folder here."""
+    path = target / "config.json"
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
 
 
 def _check_identity(spec: TrainSpec, data: TrainingData) -> None:
@@ -226,7 +234,14 @@ def _check_identity(spec: TrainSpec, data: TrainingData) -> None:
     except ValueError as error:
         raise DatasetError(path=str(path), problem=f"cannot be read: {error}") from error
     new = _identity(spec, data)
-    if different := sorted(name for name in new if old.get(name) != new[name]):
+    # The folders may have come from another machine: a target is what it says, not where it lies.
+    hashes = {old.get("target_config_sha256"), new["target_config_sha256"]}
+    same_target = len(hashes) == 1 and None not in hashes
+    if different := sorted(
+        name
+        for name in new
+        if old.get(name) != new[name] and not (same_target and name == "target")
+    ):
         raise ConfigurationError(
             f"{spec.out} holds another training (different: {', '.join(different)}); "
             "choose another train.out or remove the folder"

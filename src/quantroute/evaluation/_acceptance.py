@@ -21,7 +21,7 @@ from quantroute.evaluation._head import DraftHead
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Acceptance", "Sample", "measure", "speed_up"]
+__all__ = ["Acceptance", "Sample", "Tally", "measure", "speed_up"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +32,8 @@ class Sample:
         ids: [S]; mask: [S], true on what the target wrote.
         auxiliary: [S, L, H], states of the head's layers.
         logits: [S, V], the target's, at each place for the token after it.
+        last: [S, H], the state before the final norm; normed: [S, L, H], `auxiliary` after that
+            norm. Both are for controls only.
     """
 
     ids: torch.Tensor
@@ -39,6 +41,8 @@ class Sample:
     auxiliary: torch.Tensor
     logits: torch.Tensor
     dataset: str | None = None
+    last: torch.Tensor | None = None
+    normed: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,24 +87,52 @@ class Acceptance:
         }
 
 
+class Tally:
+    """Counts chains of one head, a sample at a time."""
+
+    def __init__(self, head: DraftHead, *, depth: int) -> None:
+        self._head, self._depth = head, depth
+        self._parts: dict[str | None, list[Any]] = defaultdict(list)
+
+    def add(self, sample: Sample) -> None:
+        """The chains of one more answer; it is not kept."""
+        with need("torch").inference_mode():
+            found = _chains(self._head, sample, depth=self._depth)
+        if found is not None:
+            self._parts[sample.dataset].append(found)
+
+    def __bool__(self) -> bool:
+        """Whether any answer was long enough for a chain."""
+        return bool(self._parts)
+
+    def found(self) -> list[Acceptance]:
+        """Of all samples together, then of each dataset by name.
+
+        Raises:
+            DatasetError: no answer was long enough for one chain.
+        """
+        if not self:
+            problem = f"none has {self._depth + 2} generated tokens"
+            raise DatasetError(path="held-out rows", problem=problem)
+        torch, parts = need("torch"), self._parts
+        chains = [item for group in parts.values() for item in group]
+        named = sorted(name for name in parts if name is not None)
+        return [
+            _summed(None, torch.cat(chains, dim=1)),
+            *(_summed(name, torch.cat(parts[name], dim=1)) for name in named),
+        ]
+
+
 def measure(head: DraftHead, samples: Iterable[Sample], *, depth: int = 3) -> list[Acceptance]:
     """Acceptance of all samples together, then of each dataset by name.
 
     Raises:
         DatasetError: no answer is long enough for one chain.
     """
-    torch = need("torch")
-    parts: dict[str | None, list[Any]] = defaultdict(list)
-    with torch.inference_mode():
-        for sample in samples:
-            found = _chains(head, sample, depth=depth)
-            if found is not None:
-                parts[sample.dataset].append(found)
-    if not parts:
-        raise DatasetError(path="held-out rows", problem=f"none has {depth + 2} generated tokens")
-    whole = _summed(None, torch.cat([item for group in parts.values() for item in group], dim=1))
-    named = sorted(name for name in parts if name is not None)
-    return [whole, *(_summed(name, torch.cat(parts[name], dim=1)) for name in named)]
+    tally = Tally(head, depth=depth)
+    for sample in samples:
+        tally.add(sample)
+    return tally.found()
 
 
 def speed_up(length: Sequence[float], *, draft_cost: float) -> tuple[float, int]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from quantroute._extra import need
 from quantroute.errors import ConfigurationError
-from quantroute.evaluation._acceptance import Acceptance, Sample, measure, speed_up
+from quantroute.evaluation._acceptance import Acceptance, Sample, Tally, speed_up
 from quantroute.evaluation._head import DraftHead
 from quantroute.evaluation._target import LocalTarget
 
@@ -87,27 +87,32 @@ class Evaluation:
         }
 
 
-def evaluate(head: DraftHead, samples: Sequence[Sample], *, depth: int = 3) -> Evaluation:
+def evaluate(head: DraftHead, samples: Iterable[Sample], *, depth: int = 3) -> Evaluation:
     """Acceptance on held-out samples, of the head, of an untrained one, and of controls.
+
+    The samples are read once, one in memory at a time: their logits are as wide as the vocabulary.
 
     Raises:
         ConfigurationError: the samples have other layers than the head takes.
         DatasetError: none is long enough.
     """
     wanted = len(head.wiring.layers)
+    trained, untrained = Tally(head, depth=depth), Tally(head.untrained(), depth=depth)
+    controls = {name: Tally(head, depth=depth) for name in _WRONG}
     for sample in samples:
         if sample.auxiliary.shape[1] != wanted:
             raise ConfigurationError(
                 f"the head takes {wanted} layers, the states have {sample.auxiliary.shape[1]}"
             )
-    controls = {
-        name: measure(head, _broken(samples, wrong), depth=depth)[0]
-        for name, wrong in _WRONG.items()
-    }
+        trained.add(sample)
+        untrained.add(sample)
+        for name, wrong in _WRONG.items():
+            if (states := wrong(sample)) is not None:
+                controls[name].add(replace(sample, auxiliary=states))
     return Evaluation(
-        trained=tuple(measure(head, samples, depth=depth)),
-        untrained=measure(head.untrained(), samples, depth=depth)[0],
-        controls=controls,
+        trained=tuple(trained.found()),
+        untrained=untrained.found()[0],
+        controls={name: tally.found()[0] for name, tally in controls.items() if tally},
         depth=depth,
     )
 
@@ -141,28 +146,35 @@ def speculate(
     )
 
 
-def _broken(
-    samples: Sequence[Sample], wrong: Callable[[torch.Tensor], torch.Tensor]
-) -> Iterator[Sample]:
-    for sample in samples:
-        yield replace(sample, auxiliary=wrong(sample.auxiliary))
-
-
-def _other_places(states: torch.Tensor) -> torch.Tensor:
-    generator = need("torch").Generator().manual_seed(0)
+def _other_places(sample: Sample) -> torch.Tensor:
+    states, generator = sample.auxiliary, need("torch").Generator().manual_seed(0)
     return states[need("torch").randperm(len(states), generator=generator)]
 
 
-def _one_late(states: torch.Tensor) -> torch.Tensor:
-    return states.roll(1, dims=0)
+def _one_late(sample: Sample) -> torch.Tensor:
+    return sample.auxiliary.roll(1, dims=0)
 
 
-def _other_order(states: torch.Tensor) -> torch.Tensor:
-    return states.roll(1, dims=1)
+def _other_order(sample: Sample) -> torch.Tensor:
+    return sample.auxiliary.roll(1, dims=1)
 
 
-_WRONG: Final = {
+def _other_layers(sample: Sample) -> torch.Tensor | None:
+    """Each slot has the layer of the next, the last slot that in front of the final norm."""
+    if sample.last is None:
+        return None
+    return need("torch").cat([sample.auxiliary[:, 1:], sample.last.unsqueeze(1)], dim=1)
+
+
+def _normed(sample: Sample) -> torch.Tensor | None:
+    return sample.normed
+
+
+#: None where a sample does not have what it takes.
+_WRONG: Final[Mapping[str, Callable[[Sample], torch.Tensor | None]]] = {
     "states of other places": _other_places,
     "states one place late": _one_late,
     "layers in another order": _other_order,
+    "higher layers": _other_layers,
+    "states after the final norm": _normed,
 }

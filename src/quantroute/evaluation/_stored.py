@@ -64,6 +64,8 @@ def stored_samples(
             auxiliary=hidden[:, :-1],
             logits=norm.apply(hidden[:, -1]) @ head.T,
             dataset=item.example.provenance.get("dataset"),
+            last=hidden[:, -1],
+            normed=norm.apply(hidden[:, :-1]),
         )
 
 

@@ -23,6 +23,10 @@ __all__ = ["TRAINERS", "write_training_data"]
 
 TRAINERS: Final = ("speculators", "specforge", "modelopt")
 
+#: SpecForge (0.2.0) computes its frozen head in bfloat16, whatever the target runs in, and fails on
+#: states of another dtype; the others cast what they read.
+_DTYPES: Final = {"specforge": "bfloat16"}
+
 
 def write_training_data(
     store: StateStore,
@@ -39,7 +43,7 @@ def write_training_data(
 
     Args:
         trainer: one of `TRAINERS`. SpecForge and ModelOpt want the last state after the final norm,
-            which is applied here; speculators wants it before.
+            which is applied here; speculators wants it before. SpecForge's files are bfloat16.
         target: the target's folder: its sizes, and its special tokens, which a draft vocabulary
             must have.
         draft_vocab_size: tokens the drafter may propose; None keeps the target's whole vocabulary.
@@ -60,7 +64,7 @@ def write_training_data(
         hidden_size=sizes.hidden_size,
         vocab_size=sizes.vocab_size,
         layers=store.layers,
-        dtype=store.dtype,
+        dtype=_DTYPES.get(trainer, store.dtype),
         provenance=provenance or {},
     )
     forced = () if draft_vocab_size is None else special_token_ids(Path(target))

@@ -12,6 +12,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from quantroute._rowfile import RowsContent
 from quantroute._rowfile import manifest_path as manifest_path_of
 from quantroute._version import __version__
 from quantroute.clock import Clock, SystemClock
@@ -66,6 +67,7 @@ class _Totals:
     datasets: Counter[str] = field(default_factory=Counter)
     tokens: Counter[str] = field(default_factory=Counter)
     endpoints: dict[str, Counter[str]] = field(default_factory=dict)
+    content: RowsContent = field(default_factory=RowsContent)
 
     def count(self, row: StoredRow) -> None:
         """A row went into the file."""
@@ -96,8 +98,10 @@ async def export_rows(
 ) -> ExportReport:
     """Write the whole conversations of a run whose every answer is of the chosen classes.
 
-    The file appears only when it is complete, with a manifest (`<file>.manifest.json`) that says
-    what is in it and where it came from. Memory does not grow with the number of rows.
+    Rows stand in the order of their keys, so that the same answers make the same file but for
+    their provenance. The file appears only when it is complete, with a manifest
+    (`<file>.manifest.json`) that says what is in it and where it came from. Memory does not grow
+    with the number of rows.
 
     Args:
         format: by default from the path's ending, `.jsonl` or `.parquet`.
@@ -165,7 +169,9 @@ async def _write_all(
     async for row in rows.rows(stored.run_id):
         leading = tuple(takewhile(choice.takes, row.turns))
         if len(leading) == len(row.prompt.turns):
-            writer.write(row_data(row, leading, model=model))
+            data = row_data(row, leading, model=model)
+            writer.write(data)
+            totals.content.add(data)
             totals.count(row)
             continue
         totals.left_out[_why_left_out(row, leading, choice)] += 1
@@ -199,6 +205,7 @@ async def _manifest(
         "created_at": datetime.fromtimestamp(at_s, UTC).isoformat(timespec="seconds"),
         "file": report.path.name,
         "sha256": report.sha256,
+        "content_sha256": totals.content.sha256(),
         "rows": totals.rows,
         "chosen_classes": sorted(item.value for item in chosen),
         "without_endpoints": sorted(without),

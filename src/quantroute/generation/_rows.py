@@ -201,10 +201,13 @@ class RowStore:
         return rows[0] if rows else None
 
     async def rows(self, run_id: int) -> AsyncIterator[StoredRow]:
-        """All rows, in the order in which they were begun; a batch at a time in memory."""
-        last = -1
+        """All rows, in the order of their keys; a batch at a time in memory.
+
+        Keys do not depend on which answer came first: two runs give their rows in one order.
+        """
+        last = b""
         while True:
-            where = "run_id = ? AND row_id > ? ORDER BY row_id LIMIT ?"
+            where = "run_id = ? AND key > ? ORDER BY key LIMIT ?"
             values = (run_id, last, _BATCH_ROWS)
             batch = await self._store.aread(
                 lambda c, where=where, values=values: read_rows(c, where, values)  # type: ignore[misc]
@@ -213,4 +216,4 @@ class RowStore:
                 yield row
             if len(batch) < _BATCH_ROWS:
                 return
-            last = batch[-1].row_id
+            last = bytes.fromhex(batch[-1].key)

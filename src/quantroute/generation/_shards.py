@@ -13,7 +13,7 @@ from typing import Protocol
 
 from quantroute.errors import DatasetError
 from quantroute.generation._quality import RowClass
-from quantroute.generation._records import RowCounts, RowState, StoredRow, StoredRun, digest
+from quantroute.generation._records import RowCounts, RowState, StoredRow, StoredRun
 from quantroute.generation._rows import RowStore
 
 __all__ = ["RowSource", "ShardedRows"]
@@ -29,14 +29,14 @@ class RowSource(Protocol):
         """The stored run of that name."""
 
     def rows(self, run_id: int) -> AsyncIterator[StoredRow]:
-        """All rows."""
+        """All rows, in the order of their keys."""
 
     async def counts(self, run_id: int) -> tuple[RowCounts, ...]:
         """Rows per dataset, state and class."""
 
 
 class ShardedRows:
-    """A `RowSource` over one `RowStore` per shard. Memory: some hundred bytes per row."""
+    """A `RowSource` over one `RowStore` per shard; a batch of each at a time in memory."""
 
     def __init__(self, shards: Sequence[RowStore]) -> None:
         self._shards = tuple(shards)
@@ -70,23 +70,33 @@ class ShardedRows:
         return replace(found[0], created_at_s=min(run.created_at_s for run in found))
 
     async def rows(self, run_id: int) -> AsyncIterator[StoredRow]:
-        """All rows, shard after shard; `run_id` is the one that `run` gave.
+        """All rows, in the order of their keys; `run_id` is the one that `run` gave.
 
         Raises:
             DatasetError: a row is in two shards.
         """
-        home: dict[bytes, int] = {}
-        for number, (shard, own_id) in enumerate(zip(self._shards, self._run_ids, strict=True)):
-            async for row in shard.rows(own_id):
-                first = home.setdefault(digest(row.key), number)
-                if first != number:
-                    raise DatasetError(
-                        path=shard.path,
-                        problem=f"row {row.key[:12]} ({row.prompt.dataset} {row.prompt.id}) is "
-                        f"also in {self._shards[first].path}: each row must be in one shard; "
-                        "leave out the file that does not belong to this run",
-                    )
-                yield row
+        del run_id
+        streams = [
+            shard.rows(own_id) for shard, own_id in zip(self._shards, self._run_ids, strict=True)
+        ]
+        heads = [await anext(stream, None) for stream in streams]
+        while any(heads):
+            key = min(row.key for row in heads if row is not None)
+            found = [place for place, row in enumerate(heads) if row is not None and row.key == key]
+            row = heads[found[0]]
+            assert row is not None
+            if len(found) > 1:
+                raise self._twice(row, found[0], found[1])
+            yield row
+            heads[found[0]] = await anext(streams[found[0]], None)
+
+    def _twice(self, row: StoredRow, first: int, second: int) -> DatasetError:
+        return DatasetError(
+            path=self._shards[second].path,
+            problem=f"row {row.key[:12]} ({row.prompt.dataset} {row.prompt.id}) is "
+            f"also in {self._shards[first].path}: each row must be in one shard; "
+            "leave out the file that does not belong to this run",
+        )
 
     async def counts(self, run_id: int) -> tuple[RowCounts, ...]:
         """Rows per dataset, state and class, of all shards together."""

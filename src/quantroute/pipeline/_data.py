@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from quantroute.drafter import load_train_spec
 from quantroute.errors import DatasetError
 from quantroute.evaluation import is_held_out
+from quantroute.pipeline import _contents as contents
 from quantroute.pipeline._records import file_hashes
 from quantroute.pipeline._spec import PipelineSpec
 from quantroute.storage import atomic_write
@@ -36,7 +37,7 @@ def write_training_data(spec: PipelineSpec) -> FormatReport:
         target=spec.target,
         draft_vocab_size=spec.data.draft_vocab_size,
         states=_kept(store, spec, held),
-        provenance=file_hashes({"states": spec.states / "manifest.json"}),
+        provenance=file_hashes({"states": contents.states(spec.states)}),
     )
     if not held:
         raise DatasetError(

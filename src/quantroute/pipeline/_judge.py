@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from quantroute import evaluation
@@ -30,12 +31,14 @@ def judge_drafter(spec: PipelineSpec) -> evaluation.Evaluation:
     head = evaluation.DraftHead.load(
         spec.exported, embedding=weights.embedding, layers=store.layers.boundary
     )
-    states = list(held_out_states(spec))
-    samples = list(evaluation.stored_samples(states, norm=store.final_norm(), weights=weights))
+    samples = evaluation.stored_samples(
+        held_out_states(spec), norm=store.final_norm(), weights=weights
+    )
     settings = spec.evaluate
     found = evaluation.evaluate(head, samples, depth=settings.depth)
     if settings.speculate_prompts:
-        chosen = [item.example for item in states[: settings.speculate_prompts]]
+        first = islice(held_out_states(spec), settings.speculate_prompts)
+        chosen = [item.example for item in first]
         found = replace(found, speculation=_speculate(spec, head, chosen))
     atomic_write(spec.evaluation, (json.dumps(found.as_dict(), indent=2) + "\n").encode())
     return found

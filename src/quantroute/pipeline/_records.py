@@ -11,6 +11,7 @@ from typing import Any, Self
 
 from quantroute.domain import canonical_json
 from quantroute.errors import DatasetError
+from quantroute.pipeline._contents import Content, Files
 from quantroute.storage import atomic_write
 
 __all__ = ["StageRecord", "file_hashes", "read_begun", "write_begun"]
@@ -62,22 +63,26 @@ class StageRecord:
             ) from error
 
 
-def file_hashes(files: Mapping[str, Path]) -> dict[str, str]:
-    """SHA-256 by name.
+def file_hashes(files: Files) -> dict[str, str]:
+    """SHA-256 by name: of a file's bytes, or of its content where that is told apart.
 
     Raises:
-        DatasetError: a file is missing.
+        DatasetError: a file is missing or not what it should be.
     """
-    found = {}
-    for name, path in files.items():
-        try:
-            with path.open("rb") as file:
-                found[name] = hashlib.file_digest(file, "sha256").hexdigest()
-        except OSError as error:
-            raise DatasetError(
-                path=str(path), problem=f"is wanted as {name}: {error.strerror}"
-            ) from error
-    return found
+    return {name: _sha256(name, file) for name, file in files.items()}
+
+
+def _sha256(name: str, file: Path | Content) -> str:
+    path = file if isinstance(file, Path) else file.path
+    try:
+        if not isinstance(file, Path) and path.exists():
+            return file.sha256(path)
+        with path.open("rb") as opened:
+            return hashlib.file_digest(opened, "sha256").hexdigest()
+    except OSError as error:
+        raise DatasetError(
+            path=str(path), problem=f"is wanted as {name}: {error.strerror}"
+        ) from error
 
 
 def write_begun(home: Path, stage: str, identity: str) -> None:

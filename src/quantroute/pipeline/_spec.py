@@ -87,9 +87,14 @@ class PipelineSpec:
         return self.run_folder / "evaluation.json"
 
     def settings_sha256(self, names: tuple[str, ...]) -> str:
-        """Hash of those tables as they stand in the file."""
-        chosen = {name: self.tables.get(name) for name in names}
+        """Hash of those tables as they stand in the file; `table.field` is one field of a table."""
+        chosen = {name: self._setting(name) for name in names}
         return hashlib.sha256(canonical_json(chosen).encode()).hexdigest()
+
+    def _setting(self, name: str) -> Any:
+        table, _, field = name.partition(".")
+        found = self.tables.get(table)
+        return found.get(field) if field and isinstance(found, dict) else found
 
 
 def load_pipeline_spec(path: Path | str) -> PipelineSpec:

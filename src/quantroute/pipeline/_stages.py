@@ -9,20 +9,21 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from quantroute.drafter import export_drafter, find_checkpoint, load_train_spec
 from quantroute.errors import StageFailed
+from quantroute.pipeline import _contents as contents
+from quantroute.pipeline._contents import Files
 from quantroute.pipeline._data import write_training_data
 from quantroute.pipeline._judge import judge_drafter
 from quantroute.pipeline._spec import PipelineSpec
 
 __all__ = ["STAGES", "Stage"]
 
-Files = Mapping[str, Path]
 Work = Callable[[PipelineSpec, Sequence[str]], None]
 
 
@@ -31,8 +32,9 @@ class Stage:
     """One step of the chain.
 
     Attributes:
-        tables: of run.toml; a change in them makes the stage run again.
-        inputs, outputs: files by name; their hashes say whether anything has changed.
+        tables: of run.toml, or fields of them; a change makes the stage run again.
+        inputs, outputs: files by name; the hashes of their contents say whether anything has
+            changed.
         owns: what is set aside when the stage has to begin anew.
         work: does it; the second argument is which service to talk to, as options.
     """
@@ -132,7 +134,7 @@ STAGES: Final = (
         name="generate",
         tables=_ASKED,
         inputs=_prompts,
-        outputs=lambda spec: {"rows": spec.rows},
+        outputs=lambda spec: {"rows": contents.rows(spec.rows)},
         # Rows are never set aside: they were paid for, and `generate` itself tells runs apart.
         owns=lambda _: (),
         work=_generate,
@@ -140,17 +142,17 @@ STAGES: Final = (
     Stage(
         name="extract",
         tables=("extract",),
-        inputs=lambda spec: {"rows": spec.rows, **_target(spec)},
-        outputs=lambda spec: {"states": spec.states / "manifest.json"},
+        inputs=lambda spec: {"rows": contents.rows(spec.rows), **_target(spec)},
+        outputs=lambda spec: {"states": contents.states(spec.states)},
         owns=lambda spec: (spec.states,),
         work=_extract,
     ),
     Stage(
         name="data",
-        tables=("data",),
-        inputs=lambda spec: {"states": spec.states / "manifest.json"},
+        tables=("data", "train.trainer"),  # whose files they are
+        inputs=lambda spec: {"states": contents.states(spec.states)},
         outputs=lambda spec: {
-            "training data": spec.training_data / "manifest.json",
+            "training data": contents.training_data(spec.training_data),
             "held-out keys": spec.held_out,
         },
         owns=lambda spec: (spec.training_data,),
@@ -159,7 +161,7 @@ STAGES: Final = (
     Stage(
         name="train",
         tables=("train",),
-        inputs=lambda spec: {"training data": spec.training_data / "manifest.json"},
+        inputs=lambda spec: {"training data": contents.training_data(spec.training_data)},
         outputs=_weights,
         owns=lambda spec: (spec.drafter,),
         work=_train,
@@ -170,7 +172,7 @@ STAGES: Final = (
         inputs=_weights,
         outputs=lambda spec: {
             "weights": spec.exported / "model.safetensors",
-            "config": spec.exported / "config.json",
+            "config": contents.config_of_drafter(spec.exported),
         },
         owns=lambda spec: (spec.exported,),
         work=_export,
@@ -180,7 +182,7 @@ STAGES: Final = (
         tables=("evaluate",),
         inputs=lambda spec: {
             "weights": spec.exported / "model.safetensors",
-            "states": spec.states / "manifest.json",
+            "states": contents.states(spec.states),
             "held-out keys": spec.held_out,
         },
         outputs=lambda spec: {"evaluation": spec.evaluation},
