@@ -28,6 +28,7 @@ __all__ = [
     "Sampling",
     "canonical_json",
     "canonical_messages",
+    "canonical_texts",
     "check_messages",
     "row_key",
     "slugify",
@@ -304,19 +305,32 @@ def canonical_json(value: object) -> str:
 
 def canonical_messages(messages: Sequence[Message]) -> str:
     """`canonical_json` of messages; a tenth of the time for those that are plain ASCII text."""
+    plain = None
+    if all(
+        message.keys() == _PLAIN_FIELDS and isinstance(message["content"], str)
+        for message in messages
+    ):
+        plain = _plain_json(messages)
+    return _canonical([dict(message) for message in messages]) if plain is None else plain
+
+
+def canonical_texts(texts: Sequence[str]) -> str:
+    """`canonical_json` of a list of texts; a tenth of the time for those that are plain ASCII."""
+    plain = _plain_json(texts)
+    return _canonical(list(texts)) if plain is None else plain
+
+
+def _plain_json(value: Sequence[Any]) -> str | None:
+    """`canonical_json` of something with nothing but text in it, if that is plain ASCII.
+
+    orjson and json then differ in how they spell what is not ASCII, and in the one character of
+    ASCII that neither prints nor stands below the blank.
+    """
     try:
-        if all(
-            message.keys() == _PLAIN_FIELDS and isinstance(message["content"], str)
-            for message in messages
-        ):
-            raw = orjson.dumps(messages, option=orjson.OPT_SORT_KEYS)
-            # With nothing but text in it, the two differ in how they spell what is not ASCII, and
-            # in the one character of ASCII that neither prints nor stands below the blank.
-            if raw.isascii() and b"\x7f" not in raw:
-                return raw.decode()
+        raw = orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
     except TypeError:  # a lone surrogate, or a mapping that is no dict
-        pass
-    return _canonical([dict(message) for message in messages])
+        return None
+    return raw.decode() if raw.isascii() and b"\x7f" not in raw else None
 
 
 def row_key(

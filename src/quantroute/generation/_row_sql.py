@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence, Set
 from dataclasses import replace
 from typing import Any, Final
 
-from quantroute.domain import RowKey, canonical_json
+from quantroute.domain import RowKey, canonical_json, canonical_texts
 from quantroute.errors import ConfigurationError
 from quantroute.generation._config import (
     RunConfig,
@@ -38,6 +38,7 @@ from quantroute.generation._schema import (
     turn_values,
 )
 from quantroute.ledger import EntryId, posted_amounts_pusd
+from quantroute.storage import bound
 
 __all__ = [
     "append_turn",
@@ -211,19 +212,21 @@ def _insert_row(
              state, row_class, turns_done, changed_at_s)
         VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
         """,
-        (
-            run_id,
-            bytes.fromhex(row.key),
-            prompt.dataset,
-            column_of(prompt.id),
-            row.rollout,
-            prompt.system,
-            canonical_json(list(prompt.turns)),
-            canonical_json(dict(prompt.metadata)) if prompt.metadata else "{}",
-            state.value,
-            None if row_class is None else row_class.value,
-            turns_done,
-            at_s,
+        bound(
+            (
+                run_id,
+                bytearray.fromhex(row.key),  # not bytes, which Python's module first tries to adapt
+                prompt.dataset,
+                column_of(prompt.id),
+                row.rollout,
+                prompt.system,
+                canonical_texts(prompt.turns),
+                canonical_json(dict(prompt.metadata)) if prompt.metadata else "{}",
+                state.value,
+                None if row_class is None else row_class.value,
+                turns_done,
+                at_s,
+            )
         ),
     )
     return cursor.lastrowid if cursor.rowcount == 1 else None
@@ -263,7 +266,7 @@ def append_turn(
         turns_done=turns_done,
     )
     if row_id is not None:  # nearly always: a single turn, in two statements
-        connection.execute(_INSERT_TURN, (row_id, *turn_values(record)))
+        connection.execute(_INSERT_TURN, bound((row_id, *turn_values(record))))
         return
     row_id = _find_row(connection, run_id, row)
     # Not below the turns before it, above every earlier answer to it and to the turns after it:
