@@ -188,6 +188,9 @@ class Sampling:
     repetition_penalty: float | None = None
     reasoning: bool | None = None
     reasoning_effort: str | None = None
+    # Made once: a run has one Sampling and asks it several times per request.
+    _parameters: Mapping[str, Any] = field(init=False, repr=False, compare=False)
+    _required: frozenset[str] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name, low, high in (
@@ -211,23 +214,25 @@ class Sampling:
             raise ConfigurationError("stop takes one to four non-empty strings")
         if self.reasoning is False and self.reasoning_effort not in (None, "none"):
             raise ConfigurationError("reasoning is off but an effort is asked; set only one")
+        parameters = _parameters(self)
+        object.__setattr__(self, "_parameters", parameters)
+        object.__setattr__(self, "_required", frozenset(parameters) | {"max_tokens"})
 
     def parameters(self) -> dict[str, Any]:
         """The body fields to send, by their published names; only what is set."""
-        return dict(_parameters(self))
+        return dict(self._parameters)
 
     def required_parameters(self) -> frozenset[str]:
         """Names an endpoint must list as supported, else it would drop them silently."""
-        return _required_parameters(self)
+        return self._required
 
 
-# Cached: a run has one Sampling and asks it several times per request.
-@functools.lru_cache(maxsize=256)
 def _parameters(sampling: Sampling) -> Mapping[str, Any]:
     body: dict[str, Any] = {
         item.name: getattr(sampling, item.name)
         for item in fields(sampling)
-        if item.name not in ("stop", "reasoning", "reasoning_effort")
+        if item.init
+        and item.name not in ("stop", "reasoning", "reasoning_effort")
         and getattr(sampling, item.name) is not None
     }
     if sampling.stop:
@@ -237,11 +242,6 @@ def _parameters(sampling: Sampling) -> Mapping[str, Any]:
     elif sampling.reasoning is not None:
         body["reasoning"] = {"enabled": sampling.reasoning}
     return body
-
-
-@functools.lru_cache(maxsize=256)
-def _required_parameters(sampling: Sampling) -> frozenset[str]:
-    return frozenset(_parameters(sampling)) | {"max_tokens"}
 
 
 _ROLES: Final = frozenset({"system", "user", "assistant"})
