@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from itertools import count as counting
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from fakes_of_records import make_record
 from quantroute.generation import EndpointQuality, RowClass, quality_alarms
@@ -23,7 +23,7 @@ def played(rates: dict[str, float], rows: int, *, seed: int) -> QualityBook:
     for _ in range(rows):
         for endpoint, rate in rates.items():
             found = RowClass.TRUNCATED if rng.random() < rate else RowClass.GOOD
-            book.count(replace(record, endpoint=endpoint, row_class=found))
+            book.count(structs.replace(record, endpoint=endpoint, row_class=found))
     return book
 
 
@@ -57,7 +57,7 @@ def test_a_difference_too_small_to_act_upon_is_no_alarm() -> None:
         accepted_tokens=0,
         answered_pusd=0,
     )
-    other = replace(
+    other = structs.replace(
         quality, endpoint="b", classes={RowClass.TRUNCATED: 10_000, RowClass.GOOD: 990_000}
     )
     assert log_evidence(12_000, 1_000_000, 10_000, 1_000_000) > 20  # certain, and of no use

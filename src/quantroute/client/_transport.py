@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 import aiohttp
+from msgspec import Struct
 from yarl import URL
 
 from quantroute._headers import header, retry_after_s
@@ -60,8 +61,7 @@ class Timeouts:
                 raise ConfigurationError(f"{name} must be positive or None, not {limit}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exchange:
+class Exchange(Struct, frozen=True, kw_only=True):
     """A reply with its timing, in seconds from sending."""
 
     reply: Reply

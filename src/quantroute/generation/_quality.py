@@ -10,8 +10,9 @@ import enum
 import re
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from quantroute.client import Answer
 from quantroute.domain import Sampling
@@ -35,8 +36,7 @@ class RowClass(enum.Enum):
     GOOD = "good"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Judgement:
+class Judgement(Struct, frozen=True, kw_only=True):
     """The class of an answer, why, and how repetitive it is (0 to 1, see `loop_score`)."""
 
     row_class: RowClass

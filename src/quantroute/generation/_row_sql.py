@@ -6,8 +6,9 @@ import json
 import sqlite3
 from collections import defaultdict
 from collections.abc import Iterable, Sequence, Set
-from dataclasses import replace
 from typing import Any, Final
+
+from msgspec import structs
 
 from quantroute.domain import RowKey, canonical_json, canonical_texts
 from quantroute.errors import ConfigurationError
@@ -275,7 +276,9 @@ def append_turn(
         "SELECT coalesce(max(revision + (turn >= ?)), 0) FROM generation_turns WHERE row_id = ?",
         (record.turn, row_id),
     ).fetchone()
-    connection.execute(_INSERT_TURN, (row_id, *turn_values(replace(record, revision=revision))))
+    connection.execute(
+        _INSERT_TURN, (row_id, *turn_values(structs.replace(record, revision=revision)))
+    )
     connection.execute(
         "UPDATE generation_rows SET state = ?, row_class = ?, turns_done = ?, problem = NULL, "
         "status = NULL, attempts = NULL, changed_at_s = ? WHERE row_id = ?",
@@ -314,7 +317,9 @@ def _fill_in_costs(connection: sqlite3.Connection, chains: Iterable[list[TurnRec
             continue
         posted = posted_amounts_pusd(connection, unknown)
         chain[:] = [
-            replace(record, cost_pusd=posted.get(EntryId(record.entry_id), record.cost_pusd))
+            structs.replace(
+                record, cost_pusd=posted.get(EntryId(record.entry_id), record.cost_pusd)
+            )
             for record in chain
         ]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import sqlite3
 from collections.abc import Callable, Mapping
@@ -91,7 +90,7 @@ _TABLES: Final = (
     """,
 )
 
-TURN_COLUMNS: Final = tuple(item.name for item in dataclasses.fields(TurnRecord))
+TURN_COLUMNS: Final = TurnRecord.__struct_fields__
 _values_of: Final = attrgetter(*TURN_COLUMNS)
 ROW_COLUMNS: Final = (
     "row_id, key, dataset, prompt_id, rollout, system, user_turns, metadata, "

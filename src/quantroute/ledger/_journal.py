@@ -55,7 +55,7 @@ __all__ = [
 ]
 
 _SUMS: Final = tuple(item.name for item in fields(AccountState) if item.name != "cap")
-_ENTRY_COLUMNS: Final = tuple(item.name for item in fields(OpenEntry))
+_ENTRY_COLUMNS: Final = OpenEntry.__struct_fields__
 _USAGE_COLUMNS: Final = tuple(item.name for item in fields(TokenUsage))
 _sums_of: Final = attrgetter(*_SUMS)
 _usage_values: Final = attrgetter(*_USAGE_COLUMNS)
