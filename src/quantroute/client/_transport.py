@@ -183,14 +183,16 @@ class Transport:
             async with asyncio.timeout(None) as scope:
                 deadline = _Deadline(self.timeouts, scope, loop, sent_at)
                 session = self.sessions.get()
-                async with session.post(
+                # Awaited, and then entered: what it is entered by would wait between the two.
+                response = await session.post(
                     self._url(path),
                     data=body,
                     headers={**headers, "Content-Type": "application/json"},
                     allow_redirects=False,
                     timeout=self._connecting,
                     proxy=self.sessions.proxy_url,
-                ) as response:
+                )
+                async with response:
                     return await self._read(response, is_streamed, on_id, deadline, sent_at)
         except TimeoutError as error:
             raise self._timed_out(error, deadline) from None

@@ -107,10 +107,11 @@ def _compressed_bytes(raw: bytes, level: int) -> int:
 
 def _findings(answer: Answer, sampling: Sampling, asked: Sequence[str]) -> dict[RowClass, str]:
     found: dict[RowClass, str] = {}
-    if mismatches := {"served_mismatch", "model_mismatch"} & set(answer.flags):
-        found[RowClass.WRONG_PROVIDER] = ", ".join(sorted(mismatches))
-    if "served_unknown" in answer.flags:
-        found[RowClass.UNVERIFIED] = "the answer names no provider"
+    if answer.flags:
+        if mismatches := {"served_mismatch", "model_mismatch"} & set(answer.flags):
+            found[RowClass.WRONG_PROVIDER] = ", ".join(sorted(mismatches))
+        if "served_unknown" in answer.flags:
+            found[RowClass.UNVERIFIED] = "the answer names no provider"
     if problem := _unwhole(answer):
         found[RowClass.ERROR] = problem
     match answer.finish_reason:
@@ -140,8 +141,10 @@ def _unwhole(answer: Answer) -> str | None:
         return f"finish reason {answer.finish_reason!r}"
     if "secret_redacted" in answer.flags:
         return "the answer quoted the API key, which was cut out"
+    text = answer.content + (answer.reasoning or "")
     try:
-        (answer.content + (answer.reasoning or "")).encode()
+        if not text.isascii():
+            text.encode()
     except UnicodeEncodeError:
         return "lone surrogates: not valid Unicode"
     return None
