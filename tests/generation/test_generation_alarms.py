@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from itertools import count as counting
 
 from hypothesis import given
@@ -57,7 +58,7 @@ def test_a_difference_too_small_to_act_upon_is_no_alarm() -> None:
         accepted_tokens=0,
         answered_pusd=0,
     )
-    other = structs.replace(
+    other = replace(
         quality, endpoint="b", classes={RowClass.TRUNCATED: 10_000, RowClass.GOOD: 990_000}
     )
     assert log_evidence(12_000, 1_000_000, 10_000, 1_000_000) > 20  # certain, and of no use
