@@ -28,6 +28,7 @@ __all__ = [
     "Sampling",
     "canonical_json",
     "canonical_messages",
+    "canonical_texts",
     "check_messages",
     "row_key",
     "slugify",
@@ -187,6 +188,9 @@ class Sampling:
     repetition_penalty: float | None = None
     reasoning: bool | None = None
     reasoning_effort: str | None = None
+    # Made once: a run has one Sampling and asks it several times per request.
+    _parameters: Mapping[str, Any] = field(init=False, repr=False, compare=False)
+    _required: frozenset[str] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name, low, high in (
@@ -210,23 +214,25 @@ class Sampling:
             raise ConfigurationError("stop takes one to four non-empty strings")
         if self.reasoning is False and self.reasoning_effort not in (None, "none"):
             raise ConfigurationError("reasoning is off but an effort is asked; set only one")
+        parameters = _parameters(self)
+        object.__setattr__(self, "_parameters", parameters)
+        object.__setattr__(self, "_required", frozenset(parameters) | {"max_tokens"})
 
     def parameters(self) -> dict[str, Any]:
         """The body fields to send, by their published names; only what is set."""
-        return dict(_parameters(self))
+        return dict(self._parameters)
 
     def required_parameters(self) -> frozenset[str]:
         """Names an endpoint must list as supported, else it would drop them silently."""
-        return _required_parameters(self)
+        return self._required
 
 
-# Cached: a run has one Sampling and asks it several times per request.
-@functools.lru_cache(maxsize=256)
 def _parameters(sampling: Sampling) -> Mapping[str, Any]:
     body: dict[str, Any] = {
         item.name: getattr(sampling, item.name)
         for item in fields(sampling)
-        if item.name not in ("stop", "reasoning", "reasoning_effort")
+        if item.init
+        and item.name not in ("stop", "reasoning", "reasoning_effort")
         and getattr(sampling, item.name) is not None
     }
     if sampling.stop:
@@ -236,11 +242,6 @@ def _parameters(sampling: Sampling) -> Mapping[str, Any]:
     elif sampling.reasoning is not None:
         body["reasoning"] = {"enabled": sampling.reasoning}
     return body
-
-
-@functools.lru_cache(maxsize=256)
-def _required_parameters(sampling: Sampling) -> frozenset[str]:
-    return frozenset(_parameters(sampling)) | {"max_tokens"}
 
 
 _ROLES: Final = frozenset({"system", "user", "assistant"})
@@ -304,19 +305,32 @@ def canonical_json(value: object) -> str:
 
 def canonical_messages(messages: Sequence[Message]) -> str:
     """`canonical_json` of messages; a tenth of the time for those that are plain ASCII text."""
+    plain = None
+    if all(
+        message.keys() == _PLAIN_FIELDS and isinstance(message["content"], str)
+        for message in messages
+    ):
+        plain = _plain_json(messages)
+    return _canonical([dict(message) for message in messages]) if plain is None else plain
+
+
+def canonical_texts(texts: Sequence[str]) -> str:
+    """`canonical_json` of a list of texts; a tenth of the time for those that are plain ASCII."""
+    plain = _plain_json(texts)
+    return _canonical(list(texts)) if plain is None else plain
+
+
+def _plain_json(value: Sequence[Any]) -> str | None:
+    """`canonical_json` of something with nothing but text in it, if that is plain ASCII.
+
+    orjson and json then differ in how they spell what is not ASCII, and in the one character of
+    ASCII that neither prints nor stands below the blank.
+    """
     try:
-        if all(
-            message.keys() == _PLAIN_FIELDS and isinstance(message["content"], str)
-            for message in messages
-        ):
-            raw = orjson.dumps(messages, option=orjson.OPT_SORT_KEYS)
-            # With nothing but text in it, the two differ in how they spell what is not ASCII, and
-            # in the one character of ASCII that neither prints nor stands below the blank.
-            if raw.isascii() and b"\x7f" not in raw:
-                return raw.decode()
+        raw = orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
     except TypeError:  # a lone surrogate, or a mapping that is no dict
-        pass
-    return _canonical([dict(message) for message in messages])
+        return None
+    return raw.decode() if raw.isascii() and b"\x7f" not in raw else None
 
 
 def row_key(

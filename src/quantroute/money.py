@@ -84,6 +84,10 @@ def to_usd(amount_pusd: int) -> Decimal:
     return Decimal(amount_pusd).scaleb(-12, _EXACT)
 
 
+_LARGEST_EXPONENT: Final = 400
+_MAX_AMOUNT_USD: Final = to_usd(MAX_AMOUNT_PUSD)
+
+
 def cost_pusd(tokens: int, usd_per_token: Decimal) -> PicoUSD:
     """Charge for `tokens` at one price, rounded up to a whole pico-dollar.
 
@@ -117,10 +121,17 @@ def parse_price(published: object) -> Decimal | None:
         price = Decimal(published.strip() if isinstance(published, str) else published)
     except InvalidOperation:
         return None
-    if not price.is_finite() or (price.is_signed() and price != 0):
+    if not price.is_finite() or len(price.as_tuple().digits) > 40:
         return None
-    # A price beyond the exact context (1e-48, or sixty digits) cannot be multiplied exactly.
-    if len(price.as_tuple().digits) > 40 or price.adjusted() > 6:
+    return _in_bounds(price)
+
+
+def _in_bounds(price: Decimal) -> Decimal | None:
+    """A finite price without its sign; None if it is negative or more than anything costs.
+
+    Beyond the exact context (1e-48, or sixty digits) it could not be multiplied exactly.
+    """
+    if (price.is_signed() and price != 0) or price.adjusted() > 6:
         return None
     return abs(price)
 
@@ -136,11 +147,12 @@ def parse_reported_usd(reported: object) -> Decimal | None:
         return None
     try:
         usd = Decimal(repr(reported) if isinstance(reported, float) else reported)
-        # Overflow, too, is one of decimal's own errors: "1e999999999" is a finite Decimal.
-        amount = parse_price(_DOUBLE_DIGITS.plus(usd)) if usd.is_finite() else None
+        if not usd.is_finite() or abs(usd.adjusted()) > _LARGEST_EXPONENT:
+            return None
+        amount = _in_bounds(_DOUBLE_DIGITS.plus(usd))
     except DecimalException:
         return None
-    return amount if amount is not None and amount <= to_usd(MAX_AMOUNT_PUSD) else None
+    return amount if amount is not None and amount <= _MAX_AMOUNT_USD else None
 
 
 def cap_pusd(cap: object) -> Cap:

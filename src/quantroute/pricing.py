@@ -6,7 +6,7 @@ Pure: no I/O, no clock, no randomness. Prices are Decimal USD per token, charges
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from decimal import Decimal
 from fractions import Fraction
@@ -117,15 +117,21 @@ class Quote:
     input_pusd: Fraction
     output_pusd: Fraction
     fee_pusd: PicoUSD
+    _parts: tuple[int, int, int, int] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        parts = (*self.input_pusd.as_integer_ratio(), *self.output_pusd.as_integer_ratio())
+        object.__setattr__(self, "_parts", parts)
 
     def cost_pusd(self, *, input_tokens: int, output_tokens: int) -> PicoUSD:
         """The most that so many tokens can cost, each part rounded up to a whole pico-dollar."""
         # Integer arithmetic by hand: this runs for every endpoint and request, and Decimal or
         # Fraction products take twenty times as long.
+        per_input, of_input, per_output, of_output = self._parts
         return PicoUSD(
-            -(-input_tokens * self.input_pusd.numerator // self.input_pusd.denominator)
-            - (-output_tokens * self.output_pusd.numerator // self.output_pusd.denominator)
-            + self.fee_pusd
+            self.fee_pusd
+            - (-input_tokens * per_input // of_input)
+            - (-output_tokens * per_output // of_output)
         )
 
 

@@ -7,6 +7,7 @@ import functools
 import os
 import re
 from dataclasses import dataclass
+from typing import Final
 from urllib.parse import quote
 
 from quantroute.errors import KeyRejected
@@ -77,8 +78,9 @@ class Redactor:
             if len(secret) < _SHORTEST_SECRET:
                 continue  # "x" as a key for a local server must not eat every x
             forms |= {secret, quote(secret, safe=""), *_base64_forms(secret)}
-        self._needles = tuple(sorted(forms, key=len, reverse=True))
-        self._raw_needles = tuple(needle.encode() for needle in self._needles)
+        ordered = sorted(forms, key=len, reverse=True)
+        self._needles = tuple((_rarest(form), form) for form in ordered)
+        self._raw_needles = tuple((rare.encode(), form.encode()) for rare, form in self._needles)
 
     def __repr__(self) -> str:
         return f"Redactor({len(self._needles)} forms)"
@@ -88,15 +90,15 @@ class Redactor:
 
     def is_clean(self, raw: bytes) -> bool:
         """Whether `raw` holds none of the known key's forms."""
-        for needle in self._raw_needles:  # noqa: SIM110 - `any` takes twice the time, per answer
-            if needle in raw:
+        for rare, needle in self._raw_needles:  # noqa: SIM110 - `any` takes twice the time
+            if rare in raw and needle in raw:
                 return False
         return True
 
     def answer(self, text: str) -> str:
         """`text` without the known key; anything else is left as it is."""
-        for needle in self._needles:
-            if needle in text:
+        for rare, needle in self._needles:
+            if rare in text and needle in text:
                 text = text.replace(needle, REDACTED)
         return text
 
@@ -113,6 +115,16 @@ class Redactor:
 @functools.lru_cache(maxsize=4)  # asked for with every answer, for a key that hardly ever changes
 def _redactor_of(key: str) -> Redactor:
     return Redactor((key,))
+
+
+#: Characters of keys and of base64, those first that are seldom in prose; others come last.
+_BY_RARITY: Final = "ZQXJ%_KVYqzU7G89645jFx3HBWNODLRPMECSTAI201vkgwbycfpmduhlsrnioate+/-="
+
+
+def _rarest(form: str) -> str:
+    """A character that must be in any text with `form` in it, and seldom is: found ten times as
+    fast as `form` itself, whose characters a search compares with nearly all of a text."""
+    return min(form, key=lambda character: _BY_RARITY.find(character) % len(_BY_RARITY))
 
 
 def _base64_forms(secret: str) -> set[str]:

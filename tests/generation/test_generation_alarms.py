@@ -8,6 +8,7 @@ from itertools import count as counting
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from fakes_of_records import make_record
 from quantroute.generation import EndpointQuality, RowClass, quality_alarms
@@ -23,7 +24,7 @@ def played(rates: dict[str, float], rows: int, *, seed: int) -> QualityBook:
     for _ in range(rows):
         for endpoint, rate in rates.items():
             found = RowClass.TRUNCATED if rng.random() < rate else RowClass.GOOD
-            book.count(replace(record, endpoint=endpoint, row_class=found))
+            book.count(structs.replace(record, endpoint=endpoint, row_class=found))
     return book
 
 

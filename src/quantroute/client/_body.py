@@ -32,12 +32,11 @@ def input_bound_tokens(messages: Sequence[Message]) -> int:
     bounds the number of tokens; English text has four to five bytes a token, so the bound is loose
     where it costs little (input) and certain where certainty is promised.
     """
-    text_bytes = sum(
-        _text_bytes(part)
-        for message in messages
-        for name, part in message.items()
-        if name != "role"
-    )
+    text_bytes = 0
+    for message in messages:
+        for name, part in message.items():
+            if name != "role":
+                text_bytes += _text_bytes(part)
     return text_bytes + _TEMPLATE_TOKENS_PER_MESSAGE * len(messages) + _TEMPLATE_TOKENS_PER_REQUEST
 
 

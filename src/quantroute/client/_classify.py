@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import enum
 import re
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from quantroute.client._reply import Reply, ServiceError
 from quantroute.routing import Feedback
@@ -32,8 +33,7 @@ class Kind(enum.Enum):
     UNKNOWN = "unknown"  # the wire failed after sending: nobody knows
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Classified:
+class Classified(Struct, frozen=True, kw_only=True):
     """The kind, with the facts a retry decision needs. `problem` is redacted and short."""
 
     kind: Kind

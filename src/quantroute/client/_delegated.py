@@ -12,6 +12,8 @@ from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Any, Final
 
+from msgspec import Struct
+
 from quantroute.domain import Endpoint, EndpointKey, Quantization, slugify
 from quantroute.policy import BoundPolicy, Precision, served_among
 from quantroute.pricing import METERED_DIMENSIONS, Pricing, Quote
@@ -49,8 +51,7 @@ class Pool:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Served:
+class Served(Struct, frozen=True, kw_only=True):
     """Who served, as far as the answer tells. `pricing` settles an answer without a cost."""
 
     endpoint: Endpoint

@@ -117,6 +117,10 @@ class Dispatcher:
             self._timer = None
 
     def _serve(self) -> None:
+        if not self._waiting:  # nearly always
+            self.close()
+            self._wake_feeders()
+            return
         now_s = self._clock.now_s()
         skipped: list[tuple[asyncio.Future[Lease], Sequence[Candidate]]] = []
         while self._waiting and len(skipped) < _LOOK_AHEAD:

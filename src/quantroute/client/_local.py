@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from decimal import ROUND_CEILING, Decimal
 from typing import Any, Final
+
+from msgspec import structs
 
 from quantroute._http import Service, SessionPool
 from quantroute.client._classify import Classified, Kind
@@ -162,9 +164,9 @@ class LocalEndpoint:
         """
         match outcome.kind:
             case Kind.ACCOUNT_LIMITED:
-                return replace(outcome, kind=Kind.RATE_LIMITED)
+                return structs.replace(outcome, kind=Kind.RATE_LIMITED)
             case Kind.REFUSED | Kind.OUT_OF_FUNDS | Kind.KEY_REJECTED | Kind.MISDIRECTED:
-                return replace(outcome, kind=Kind.TRANSIENT, is_endpoint_fault=True)
+                return structs.replace(outcome, kind=Kind.TRANSIENT, is_endpoint_fault=True)
             case _:
                 return outcome
 

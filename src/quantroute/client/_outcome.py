@@ -6,6 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+from msgspec import Struct
+
 from quantroute.domain import Endpoint, Message, Sampling, check_messages
 from quantroute.errors import ConfigurationError
 from quantroute.ledger import ROOT, Account, EntryId
@@ -25,8 +28,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChatRequest:
+class ChatRequest(Struct, frozen=True, kw_only=True):
     """One chat request, complete: nothing about it is left to a hidden default.
 
     Args:
@@ -38,7 +40,7 @@ class ChatRequest:
     model: str
     messages: tuple[Message, ...]
     max_output_tokens: int
-    sampling: Sampling = field(default_factory=Sampling)
+    sampling: Sampling = msgspec.field(default_factory=Sampling)
     account: Account = ROOT
     request_id: str = ""
     is_streamed: bool = False
@@ -51,8 +53,7 @@ class ChatRequest:
             )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Provenance:
+class Provenance(Struct, frozen=True, kw_only=True):
     """Where an answer came from: what was asked for, what was served, and at which price.
 
     `endpoint` is the listed row the request was pinned to; `served_*` is what the answer says.
@@ -66,8 +67,7 @@ class Provenance:
     listed_at_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class Answer(Struct, frozen=True, kw_only=True):
     """A finished answer, good or not: `finish_reason`, `usage` and `flags` tell.
 
     `content` and `reasoning` are exactly what the model wrote ("" and None when absent).
@@ -91,8 +91,7 @@ class Answer:
     total_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answered:
+class Answered(Struct, frozen=True, kw_only=True):
     """The service gave an answer; it is paid for, or its price is being found out."""
 
     answer: Answer

@@ -11,8 +11,17 @@ from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
 from typing import Any, Final
 
+from msgspec import Struct
+
 from quantroute.client._sse import EventStream
-from quantroute.client._wire import AnyMessage, AnyReply, AnyUsage, WireError, read_reply
+from quantroute.client._wire import (
+    AnyMessage,
+    AnyReply,
+    AnyUsage,
+    WireError,
+    read_any,
+    read_usual,
+)
 from quantroute.money import parse_reported_usd
 from quantroute.pricing import TokenUsage
 from quantroute.secrets import Redactor
@@ -37,8 +46,7 @@ class ServiceError:
     is_moderation: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reply:
+class Reply(Struct, frozen=True, kw_only=True):
     """Everything an exchange told, before anyone judges it.
 
     `is_complete` is False when the body was cut or a stream ended without finish reason and
@@ -102,6 +110,17 @@ def _number(digits: str) -> Decimal | None:
 _decode = json.JSONDecoder(parse_float=_number, parse_constant=lambda _: None).decode
 
 
+def _read(raw: bytes) -> AnyReply | None:
+    """A whole body; None if it is not a JSON object."""
+    usual = read_usual(raw)
+    if usual is not None:
+        return usual
+    try:
+        return read_any(loads(raw))
+    except ValueError:
+        return None
+
+
 @dataclass(slots=True)
 class BodyDecoder:
     """Decodes a whole body, which may start with any amount of keep-alive blanks."""
@@ -127,19 +146,18 @@ class BodyDecoder:
         if not self.redactor.is_clean(raw):
             raw = self.redactor.answer(raw.decode("utf-8", "replace")).encode()
             flags.append("secret_redacted")
-        try:
-            body = loads(raw)
-        except ValueError:
-            body = None
+        wire = _read(raw)
         assembly = _Assembly(self.http_status, self.redactor, self.header_id)
-        if isinstance(body, dict):
-            assembly.take(read_reply(body), is_delta=False)
+        if wire is not None:
+            assembly.take(wire, is_delta=False)
+            if is_cut:
+                flags.append("cut_after_json")
         return assembly.reply(
-            is_json=isinstance(body, dict),
-            is_complete=isinstance(body, dict),
+            is_json=wire is not None,
+            is_complete=wire is not None,
             retry_after_s=self.retry_after_s,
-            flags=flags if not (is_cut and isinstance(body, dict)) else [*flags, "cut_after_json"],
-            excerpt="" if isinstance(body, dict) else _excerpt(raw),
+            flags=flags,
+            excerpt="" if wire is not None else _excerpt(raw),
         )
 
 
@@ -183,27 +201,30 @@ class StreamDecoder:
 
     def _take(self, payloads: list[bytes]) -> None:
         for payload in payloads:
-            for body in self._bodies(payload):
-                if isinstance(body, dict):
-                    self._assembly.take(read_reply(body), is_delta=True)
-                else:
+            for chunk in self._chunks(payload):
+                if chunk is None:
                     self._malformed += 1
+                else:
+                    self._assembly.take(chunk, is_delta=True)
 
-    def _bodies(self, payload: bytes) -> list[Any]:
+    def _chunks(self, payload: bytes) -> list[AnyReply | None]:
         text = payload.strip()
         if text == b"[DONE]":
             self._saw_done = True
             return []
         if not text or text.startswith(b":"):  # "data: : KEEPALIVE" has been seen
             return []
+        usual = read_usual(text)
+        if usual is not None:
+            return [usual]
         try:
-            return [loads(text)]
+            return [read_any(loads(text))]
         except ValueError:
             pass
         if b"\n" not in text:
             return [None]
         # Two events glued without the blank line between them: each line is JSON by itself.
-        return [body for line in text.split(b"\n") for body in self._bodies(line)]
+        return [chunk for line in text.split(b"\n") for chunk in self._chunks(line)]
 
 
 @dataclass(slots=True)

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from typing import Any
 
 from quantroute._log import get_logger
 from quantroute.client._answer import answer_of, who_served
@@ -176,7 +177,8 @@ class RowRun:
         """
         engine = self.engine
         while True:
-            lease = await self._lease(candidates)
+            engine.check_admission()
+            lease = await engine.dispatcher.acquire(candidates)
             try:
                 return lease, await self._reserve(lease.candidate, wait=False)
             except BudgetExceeded as shortage:
@@ -202,12 +204,10 @@ class RowRun:
     async def _give_back(self, entry_id: EntryId) -> None:
         await self.engine.ledger.void(entry_id, reason="never sent")
 
-    async def _lease(self, candidates: Sequence[Candidate]) -> Lease:
-        self.engine.check_admission()
-        return await self.engine.dispatcher.acquire(candidates)
-
-    async def _reserve(self, candidate: Candidate, *, wait: bool) -> EntryId:
-        return await self.engine.ledger.reserve(
+    # This and `_send` only pass on what is to be awaited: each coroutine between a row and what it
+    # waits for is gone through whenever the row goes on.
+    def _reserve(self, candidate: Candidate, *, wait: bool) -> Coroutine[Any, Any, EntryId]:
+        return self.engine.ledger.reserve(
             candidate.worst_pusd,
             account=self.request.account,
             endpoint=str(candidate.endpoint.key),
@@ -216,13 +216,13 @@ class RowRun:
             wait=wait,
         )
 
-    async def _send(
+    def _send(
         self,
         candidate: Candidate,
         entry_id: EntryId,
         offers: Offers,
         headers: Mapping[str, str],
-    ) -> Exchange:
+    ) -> Coroutine[Any, Any, Exchange]:
         engine, local = self.engine, self._local(candidate)
         body = encode_body(
             self.request,
@@ -232,14 +232,14 @@ class RowRun:
             replay=form_for(candidate.endpoint),
         )
         if local is not None:
-            return await local.transport.post(
+            return local.transport.post(
                 "/chat/completions",
                 body,
                 headers=local.headers(),
                 is_streamed=self.request.is_streamed,
                 on_id=lambda _: None,  # there are no records to look it up in
             )
-        return await engine.transport.post(
+        return engine.transport.post(
             "/chat/completions",
             body,
             headers=headers,

@@ -6,9 +6,10 @@ is held here), then the price list, then the bound. Void needs proof that nothin
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
+
+from msgspec import Struct
 
 from quantroute.client._reply import Reply
 from quantroute.ledger import Basis, Charge
@@ -18,22 +19,19 @@ from quantroute.pricing import Pricing
 __all__ = ["Hold", "Post", "Settlement", "Void", "settle"]
 
 
-@dataclass(frozen=True, slots=True)
-class Post:
+class Post(Struct, frozen=True):
     """The charge is known."""
 
     charge: Charge
 
 
-@dataclass(frozen=True, slots=True)
-class Void:
+class Void(Struct, frozen=True):
     """The attempt provably cost nothing."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Hold:
+class Hold(Struct, frozen=True):
     """Nobody knows yet: the reservation stays counted until the bill is known."""
 
     reason: str

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 import aiohttp
+from msgspec import Struct
 from yarl import URL
 
 from quantroute._headers import header, retry_after_s
@@ -60,8 +61,7 @@ class Timeouts:
                 raise ConfigurationError(f"{name} must be positive or None, not {limit}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exchange:
+class Exchange(Struct, frozen=True, kw_only=True):
     """A reply with its timing, in seconds from sending."""
 
     reply: Reply
@@ -183,14 +183,16 @@ class Transport:
             async with asyncio.timeout(None) as scope:
                 deadline = _Deadline(self.timeouts, scope, loop, sent_at)
                 session = self.sessions.get()
-                async with session.post(
+                # Awaited, and then entered: what it is entered by would wait between the two.
+                response = await session.post(
                     self._url(path),
                     data=body,
                     headers={**headers, "Content-Type": "application/json"},
                     allow_redirects=False,
                     timeout=self._connecting,
                     proxy=self.sessions.proxy_url,
-                ) as response:
+                )
+                async with response:
                     return await self._read(response, is_streamed, on_id, deadline, sent_at)
         except TimeoutError as error:
             raise self._timed_out(error, deadline) from None

@@ -3,9 +3,9 @@
 A field of the wrong type becomes None ("not said") instead of failing the paid answer around it.
 Unknown fields are kept. Nothing outside `client` sees these names.
 
-Bodies are read twice as the need be: `read_reply` tries the usual shape first, in strict models
-that need no Python code per field (7 instead of 40 microseconds), and the tolerant models take
-whatever does not fit. Where both fit they say the same, which tests prove.
+Bodies are read twice as the need be: `read_usual` decodes the usual shape in one pass, strictly and
+without Python code per field (2 instead of 46 microseconds), and the tolerant models take whatever
+does not fit. Where both fit they say the same, which tests prove.
 
 Source: recorded OpenRouter traffic, November 2025 to August 2026, and its published schema.
 """
@@ -13,8 +13,10 @@ Source: recorded OpenRouter traffic, November 2025 to August 2026, and its publi
 from __future__ import annotations
 
 from decimal import Decimal
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, Final, TypeAlias
 
+import msgspec
+from msgspec import Meta, Struct
 from pydantic import (
     BaseModel,
     BeforeValidator,
@@ -35,7 +37,8 @@ __all__ = [
     "WireMessage",
     "WireReply",
     "WireUsage",
-    "read_reply",
+    "read_any",
+    "read_usual",
 ]
 
 
@@ -185,51 +188,47 @@ class WireReply(_Wire):
         return next((choice for choice in self.choices or () if choice), None)
 
 
-class _Usual(BaseModel):
-    """Strict: whatever is not exactly so is left to the tolerant models."""
-
-    model_config = ConfigDict(strict=True, extra="ignore", protected_namespaces=())
-
-
-UsualCount = Annotated[int, Field(ge=0, lt=2**53)] | None
+UsualCount: TypeAlias = Annotated[int, Meta(ge=0, lt=2**53)] | None
+UsualAmount: TypeAlias = Decimal | None
+"""Made of the number's text, or of the text itself; never by way of a float."""
 
 
-class UsualPromptDetails(_Usual):
+class UsualPromptDetails(Struct):
     cached_tokens: UsualCount = None
     cache_write_tokens: UsualCount = None
 
 
-class UsualCompletionDetails(_Usual):
+class UsualCompletionDetails(Struct):
     reasoning_tokens: UsualCount = None
 
 
-class UsualCostDetails(_Usual):
-    upstream_inference_cost: Any = None
+class UsualCostDetails(Struct):
+    upstream_inference_cost: UsualAmount = None
 
 
-class UsualUsage(_Usual):
+class UsualUsage(Struct):
     prompt_tokens: UsualCount = None
     completion_tokens: UsualCount = None
-    cost: Any = None
+    cost: UsualAmount = None
     is_byok: bool | None = None
     prompt_tokens_details: UsualPromptDetails | None = None
     completion_tokens_details: UsualCompletionDetails | None = None
     cost_details: UsualCostDetails | None = None
 
 
-class UsualReasoningDetail(_Usual):
+class UsualReasoningDetail(Struct):
     type: str | None = None
     text: str | None = None
 
 
-class UsualMessage(_Usual):
+class UsualMessage(Struct):
     content: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
     reasoning_details: list[UsualReasoningDetail] | None = None
 
 
-class UsualChoice(_Usual):
+class UsualChoice(Struct):
     finish_reason: str | None = None
     native_finish_reason: str | None = None
     message: UsualMessage | None = None
@@ -237,7 +236,7 @@ class UsualChoice(_Usual):
     error: None = None
 
 
-class UsualReply(_Usual):
+class UsualReply(Struct):
     """A whole answer or a chunk as nearly all are: every field of its own type, and no error."""
 
     id: str | None = None
@@ -263,12 +262,22 @@ AnyMessage: TypeAlias = WireMessage | UsualMessage
 AnyUsage: TypeAlias = WireUsage | UsualUsage
 
 
-def read_reply(body: dict[str, Any]) -> AnyReply:
-    """The body as a reply, whatever it holds."""
+_decode_usual: Final = msgspec.json.Decoder(UsualReply).decode
+
+
+def read_usual(raw: bytes) -> UsualReply | None:
+    """The body if it is of the usual shape; None leaves it to the tolerant models."""
     try:
-        return UsualReply.model_validate(body)
-    except ValidationError:
-        return WireReply.model_validate(body)
+        if not raw.isascii():
+            raw.decode()  # of fields that are passed over nobody else would check it
+        return _decode_usual(raw)
+    except (ValueError, RecursionError):
+        return None
+
+
+def read_any(body: object) -> WireReply | None:
+    """Decoded JSON as a reply, whatever it holds; None if it is no object."""
+    return WireReply.model_validate(body) if isinstance(body, dict) else None
 
 
 class WireGeneration(_Wire):

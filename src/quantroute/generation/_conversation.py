@@ -142,7 +142,14 @@ class Conversation:
         limit_tokens = await self._limit(messages)
         while True:
             try:
-                return await self._ask_with(turn, messages, limit_tokens)
+                request, sink = self._request(turn, messages, limit_tokens)
+                if self.reserve is None:
+                    return await self.client.complete(request, sink=sink)
+                async with self.reserve.place(self.client.ledger) as place:
+                    completion = await self.client.complete(request, sink=sink)
+                    if isinstance(completion, Answered):
+                        place.cost_pusd = completion.answer.cost_pusd
+                    return completion
             except BudgetExceeded:
                 # It may have waited for money since the limit was chosen: would one of now fit?
                 limit_now = await self._limit(messages)
@@ -150,9 +157,9 @@ class Conversation:
                     raise
                 limit_tokens = limit_now
 
-    async def _ask_with(
+    def _request(
         self, turn: int, messages: tuple[Message, ...], limit_tokens: int
-    ) -> Completion:
+    ) -> tuple[ChatRequest, AnswerSink]:
         request = ChatRequest(
             model=self.config.model,
             messages=messages,
@@ -166,13 +173,7 @@ class Conversation:
         def sink(answer: Answer, entry_id: EntryId) -> Work[None]:
             return self._keep(answer, entry_id, turn, messages, limit_tokens)
 
-        if self.reserve is None:
-            return await self.client.complete(request, sink=sink)
-        async with self.reserve.place(self.client.ledger) as place:
-            completion = await self.client.complete(request, sink=sink)
-            if isinstance(completion, Answered):
-                place.cost_pusd = completion.answer.cost_pusd
-            return completion
+        return request, sink
 
     async def _limit(self, messages: tuple[Message, ...]) -> int:
         """The output limit to ask with: after a cut, a larger one than that."""

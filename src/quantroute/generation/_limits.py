@@ -101,11 +101,17 @@ class OutputLimits:
             input_tokens: bound of the prompt.
             remaining_pusd: what is not spent for good yet, reserved or not; None without a cap.
         """
-        if not self.is_elastic or remaining_pusd is None or quote is None or not quote.output_pusd:
+        if not self.is_elastic or remaining_pusd is None or quote is None:
             return self.full_tokens
         ordinary = self.lengths.ordinary()
         if ordinary is None:
             return self.full_tokens
+        plenty_pusd = self.slots * quote.cost_pusd(
+            input_tokens=input_tokens,
+            output_tokens=self.full_tokens + math.ceil(ordinary.mean_tokens),
+        )
+        if remaining_pusd >= plenty_pusd or not quote.output_pusd:
+            return self.full_tokens  # as for most of a run, and without the fractions below
         fixed_pusd = quote.cost_pusd(input_tokens=input_tokens, output_tokens=0)
         share_tokens = (remaining_pusd / self.slots - fixed_pusd) / quote.output_pusd
         affordable = math.floor(share_tokens - ordinary.mean_tokens)

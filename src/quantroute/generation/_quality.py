@@ -10,8 +10,9 @@ import enum
 import re
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from quantroute.client import Answer
 from quantroute.domain import Sampling
@@ -35,8 +36,7 @@ class RowClass(enum.Enum):
     GOOD = "good"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Judgement:
+class Judgement(Struct, frozen=True, kw_only=True):
     """The class of an answer, why, and how repetitive it is (0 to 1, see `loop_score`)."""
 
     row_class: RowClass
@@ -107,10 +107,11 @@ def _compressed_bytes(raw: bytes, level: int) -> int:
 
 def _findings(answer: Answer, sampling: Sampling, asked: Sequence[str]) -> dict[RowClass, str]:
     found: dict[RowClass, str] = {}
-    if mismatches := {"served_mismatch", "model_mismatch"} & set(answer.flags):
-        found[RowClass.WRONG_PROVIDER] = ", ".join(sorted(mismatches))
-    if "served_unknown" in answer.flags:
-        found[RowClass.UNVERIFIED] = "the answer names no provider"
+    if answer.flags:
+        if mismatches := {"served_mismatch", "model_mismatch"} & set(answer.flags):
+            found[RowClass.WRONG_PROVIDER] = ", ".join(sorted(mismatches))
+        if "served_unknown" in answer.flags:
+            found[RowClass.UNVERIFIED] = "the answer names no provider"
     if problem := _unwhole(answer):
         found[RowClass.ERROR] = problem
     match answer.finish_reason:
@@ -140,8 +141,10 @@ def _unwhole(answer: Answer) -> str | None:
         return f"finish reason {answer.finish_reason!r}"
     if "secret_redacted" in answer.flags:
         return "the answer quoted the API key, which was cut out"
+    text = answer.content + (answer.reasoning or "")
     try:
-        (answer.content + (answer.reasoning or "")).encode()
+        if not text.isascii():
+            text.encode()
     except UnicodeEncodeError:
         return "lone surrogates: not valid Unicode"
     return None

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from msgspec import Struct
+
 from quantroute.client import Answer
 from quantroute.domain import RowKey, Sampling
 from quantroute.generation._config import Mode
@@ -51,8 +53,7 @@ class StoredRun:
     config: Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowId:
+class RowId(Struct, frozen=True, kw_only=True):
     """Which row: its key, and the prompt and rollout that the key was made from."""
 
     key: RowKey
@@ -86,8 +87,7 @@ class RowCounts:
     rows: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TurnRecord:
+class TurnRecord(Struct, frozen=True, kw_only=True):
     """One answer with everything that says where it came from and what it cost.
 
     `content` and `reasoning` are what the model wrote. Prices are the published strings, USD per

@@ -6,10 +6,11 @@ import json
 import sqlite3
 from collections import defaultdict
 from collections.abc import Iterable, Sequence, Set
-from dataclasses import replace
 from typing import Any, Final
 
-from quantroute.domain import RowKey, canonical_json
+from msgspec import structs
+
+from quantroute.domain import RowKey, canonical_json, canonical_texts
 from quantroute.errors import ConfigurationError
 from quantroute.generation._config import (
     RunConfig,
@@ -38,6 +39,7 @@ from quantroute.generation._schema import (
     turn_values,
 )
 from quantroute.ledger import EntryId, posted_amounts_pusd
+from quantroute.storage import bound
 
 __all__ = [
     "append_turn",
@@ -211,19 +213,21 @@ def _insert_row(
              state, row_class, turns_done, changed_at_s)
         VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
         """,
-        (
-            run_id,
-            bytes.fromhex(row.key),
-            prompt.dataset,
-            column_of(prompt.id),
-            row.rollout,
-            prompt.system,
-            canonical_json(list(prompt.turns)),
-            canonical_json(dict(prompt.metadata)) if prompt.metadata else "{}",
-            state.value,
-            None if row_class is None else row_class.value,
-            turns_done,
-            at_s,
+        bound(
+            (
+                run_id,
+                bytearray.fromhex(row.key),  # not bytes, which Python's module first tries to adapt
+                prompt.dataset,
+                column_of(prompt.id),
+                row.rollout,
+                prompt.system,
+                canonical_texts(prompt.turns),
+                canonical_json(dict(prompt.metadata)) if prompt.metadata else "{}",
+                state.value,
+                None if row_class is None else row_class.value,
+                turns_done,
+                at_s,
+            )
         ),
     )
     return cursor.lastrowid if cursor.rowcount == 1 else None
@@ -263,7 +267,7 @@ def append_turn(
         turns_done=turns_done,
     )
     if row_id is not None:  # nearly always: a single turn, in two statements
-        connection.execute(_INSERT_TURN, (row_id, *turn_values(record)))
+        connection.execute(_INSERT_TURN, bound((row_id, *turn_values(record))))
         return
     row_id = _find_row(connection, run_id, row)
     # Not below the turns before it, above every earlier answer to it and to the turns after it:
@@ -272,7 +276,9 @@ def append_turn(
         "SELECT coalesce(max(revision + (turn >= ?)), 0) FROM generation_turns WHERE row_id = ?",
         (record.turn, row_id),
     ).fetchone()
-    connection.execute(_INSERT_TURN, (row_id, *turn_values(replace(record, revision=revision))))
+    connection.execute(
+        _INSERT_TURN, (row_id, *turn_values(structs.replace(record, revision=revision)))
+    )
     connection.execute(
         "UPDATE generation_rows SET state = ?, row_class = ?, turns_done = ?, problem = NULL, "
         "status = NULL, attempts = NULL, changed_at_s = ? WHERE row_id = ?",
@@ -311,7 +317,9 @@ def _fill_in_costs(connection: sqlite3.Connection, chains: Iterable[list[TurnRec
             continue
         posted = posted_amounts_pusd(connection, unknown)
         chain[:] = [
-            replace(record, cost_pusd=posted.get(EntryId(record.entry_id), record.cost_pusd))
+            structs.replace(
+                record, cost_pusd=posted.get(EntryId(record.entry_id), record.cost_pusd)
+            )
             for record in chain
         ]
 

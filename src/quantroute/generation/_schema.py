@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from operator import attrgetter
 from typing import Any, Final
 
@@ -91,7 +90,7 @@ _TABLES: Final = (
     """,
 )
 
-TURN_COLUMNS: Final = tuple(item.name for item in dataclasses.fields(TurnRecord))
+TURN_COLUMNS: Final = TurnRecord.__struct_fields__
 _values_of: Final = attrgetter(*TURN_COLUMNS)
 ROW_COLUMNS: Final = (
     "row_id, key, dataset, prompt_id, rollout, system, user_turns, metadata, "
@@ -126,7 +125,12 @@ def create_tables(connection: sqlite3.Connection, *, path: str) -> None:
 
 def turn_values(record: TurnRecord) -> tuple[Any, ...]:
     """The record's columns, in the order of `TURN_COLUMNS`."""
-    return tuple(map(_bound, TURN_COLUMNS, _values_of(record)))
+    values = list(_values_of(record))
+    for index, encode in _ENCODED:
+        value = values[index]
+        if value is not None:
+            values[index] = encode(value)
+    return tuple(values)
 
 
 def load_turn(values: tuple[Any, ...]) -> TurnRecord:
@@ -174,17 +178,8 @@ def text_of(column: str | bytes | None) -> str | None:
     return column.decode("utf-8", "surrogatepass") if isinstance(column, bytes) else column
 
 
-def _bound(name: str, value: Any) -> Any:
-    kind = type(value)
-    if kind is int or kind is float or value is None:
-        return value
-    if name in _JSON:
-        return _json_of(value)
-    if name in _LISTS:
-        return canonical_json(list(value)) if value else "[]"
-    if isinstance(value, RowClass):
-        return value.value
-    return column_of(value) if isinstance(value, str) else value
+def _list_of(values: tuple[str, ...]) -> str:
+    return canonical_json(list(values)) if values else "[]"
 
 
 def _json_of(value: Mapping[str, Any]) -> str:
@@ -195,6 +190,33 @@ def _json_of(value: Mapping[str, Any]) -> str:
             _known_json.clear()
         known = _known_json[id(value)] = value, canonical_json(value)
     return known[1]
+
+
+#: How the columns are encoded that are not bound as they are. The texts are those that others wrote
+#: and that nobody has checked for being valid Unicode.
+_ENCODERS: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "row_class": attrgetter("value"),
+    "details": _list_of,
+    "flags": _list_of,
+    "precision": _json_of,
+    "sampling": _json_of,
+    **dict.fromkeys(
+        (
+            "content",
+            "reasoning",
+            "finish_reason",
+            "native_finish_reason",
+            "generation_id",
+            "endpoint",
+            "provider_name",
+            "served_provider",
+            "served_model",
+            "quantization_label",
+        ),
+        column_of,
+    ),
+}
+_ENCODED: Final = tuple((TURN_COLUMNS.index(name), encode) for name, encode in _ENCODERS.items())
 
 
 def _loaded(name: str, value: Any) -> Any:

@@ -13,6 +13,7 @@ transaction commits: at 2,000 requests in flight that is one statement for some 
 
 from __future__ import annotations
 
+import functools
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, fields, replace
@@ -54,10 +55,14 @@ __all__ = [
 ]
 
 _SUMS: Final = tuple(item.name for item in fields(AccountState) if item.name != "cap")
-_ENTRY_COLUMNS: Final = tuple(item.name for item in fields(OpenEntry))
+_ENTRY_COLUMNS: Final = OpenEntry.__struct_fields__
 _USAGE_COLUMNS: Final = tuple(item.name for item in fields(TokenUsage))
 _sums_of: Final = attrgetter(*_SUMS)
 _usage_values: Final = attrgetter(*_USAGE_COLUMNS)
+_NO_USAGE: Final = (None,) * len(_USAGE_COLUMNS)
+_entry_values: Final = attrgetter(
+    *("status.value" if name == "status" else name for name in _ENTRY_COLUMNS)
+)
 JOURNAL_COLUMNS: Final = (
     "at_s", "kind", "entry_id", "account", "endpoint", "amount_pusd", "basis", "input_tokens",
     "output_tokens", "reasoning_tokens", "cached_tokens", "cache_write_tokens", "generation_id",
@@ -153,7 +158,7 @@ class Books:
             if entry is None:
                 resolved.append((entry_id,))
             else:
-                open_entries.append(_encode_entry(entry))
+                open_entries.append(_entry_values(entry))
         insert_rows(connection, _SAVE_ENTRIES, open_entries)
         insert_rows(connection, _REMOVE_ENTRIES, resolved, end=")")
         self._entries.clear()
@@ -288,54 +293,69 @@ def _read_account(connection: sqlite3.Connection, path: Account) -> AccountState
 
 def encode_record(record: Record, account: Account | None, endpoint: str | None) -> tuple[Any, ...]:
     """A journal row. Posted and voided rows repeat account and endpoint, for sums by either."""
-    row: dict[str, Any] = {"at_s": record.at_s, "kind": _KINDS[type(record)], "account": account}
+    row = functools.partial(_row, at_s=record.at_s, kind=_KINDS[type(record)], account=account)
     match record:
-        case CapSet():
-            row |= {"amount_pusd": None if record.cap is NO_CAP else record.cap}
         case Reserved():
-            row |= {
-                "entry_id": record.entry_id,
-                "endpoint": endpoint,
-                "amount_pusd": record.amount_pusd,
-                "request_id": record.request_id,
-                "attempt": record.attempt,
-                "owner": record.owner,
-            }
-        case Identified():
-            row |= {"entry_id": record.entry_id, "generation_id": record.generation_id}
+            return row(
+                entry_id=record.entry_id,
+                endpoint=endpoint,
+                amount_pusd=record.amount_pusd,
+                request_id=record.request_id,
+                attempt=record.attempt,
+                owner=record.owner,
+            )
         case Posted():
-            row |= {"entry_id": record.entry_id, "endpoint": endpoint, **_encode_charge(record)}
+            charge = record.charge
+            return row(
+                entry_id=record.entry_id,
+                endpoint=endpoint,
+                amount_pusd=charge.amount_pusd,
+                basis=charge.basis.value,
+                usage=charge.usage,
+                generation_id=charge.generation_id,
+                flags=" ".join(charge.flags) or None,
+            )
+        case Identified():
+            return row(entry_id=record.entry_id, generation_id=record.generation_id)
         case Voided():
-            row |= {"entry_id": record.entry_id, "endpoint": endpoint, "reason": record.reason}
+            return row(entry_id=record.entry_id, endpoint=endpoint, reason=record.reason)
         case Held():
-            row |= {
-                "entry_id": record.entry_id,
-                "reason": record.reason,
-                "generation_id": record.generation_id,
-            }
+            return row(
+                entry_id=record.entry_id,
+                reason=record.reason,
+                generation_id=record.generation_id,
+            )
+        case CapSet():
+            return row(amount_pusd=None if record.cap is NO_CAP else record.cap)
         case Noted():
-            row |= {"reason": record.key, "flags": record.value}
+            return row(reason=record.key, flags=record.value)
         case _:
             assert_never(record)
-    return tuple(map(row.get, JOURNAL_COLUMNS))
 
 
-def _encode_charge(record: Posted) -> dict[str, Any]:
-    charge, usage = record.charge, record.charge.usage
-    row: dict[str, Any] = {
-        "amount_pusd": charge.amount_pusd,
-        "basis": charge.basis.value,
-        "generation_id": charge.generation_id,
-        "flags": " ".join(charge.flags) or None,
-    }
-    if usage is not None:
-        row |= zip(_USAGE_COLUMNS, _usage_values(usage), strict=True)
-    return row
-
-
-def _encode_entry(entry: OpenEntry) -> tuple[Any, ...]:
-    status = entry.status.value
-    return tuple(status if name == "status" else getattr(entry, name) for name in _ENTRY_COLUMNS)
+def _row(
+    *,
+    at_s: float,
+    kind: str,
+    account: Account | None,
+    entry_id: EntryId | None = None,
+    endpoint: str | None = None,
+    amount_pusd: int | None = None,
+    basis: str | None = None,
+    usage: TokenUsage | None = None,
+    generation_id: str | None = None,
+    request_id: str | None = None,
+    attempt: int | None = None,
+    owner: str | None = None,
+    reason: str | None = None,
+    flags: str | None = None,
+) -> tuple[Any, ...]:
+    """The columns in the order of `JOURNAL_COLUMNS`."""
+    tokens = _NO_USAGE if usage is None else _usage_values(usage)
+    return (
+        *(at_s, kind, entry_id, account, endpoint, amount_pusd, basis, *tokens),
+        *(generation_id, request_id, attempt, owner, reason, flags),
+    )
 
 
 def _encode_account(path: Account, state: AccountState) -> tuple[Any, ...]:

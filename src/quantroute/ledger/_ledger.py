@@ -218,7 +218,7 @@ class BudgetLedger(Recorder):
 
     async def _try_reserve(self, record: Reserved) -> EntryId | Refusal:
         try:
-            return await self.store.submit(lambda c: self._reserve_or_refuse(c, record))
+            return await self.store.submit_nowait(lambda c: self._reserve_or_refuse(c, record))
         except asyncio.CancelledError:
             # The record may be written all the same; a void queued behind it undoes it. A store
             # that takes no more work is closed or broken: then the next opening holds the entry.
@@ -263,8 +263,8 @@ class BudgetLedger(Recorder):
 
         self.notes[key] = await self.store.submit(work)
 
-    async def _write(self, record: Record, also: Work[None] | None) -> None:
-        await self.store.submit(lambda c: self._books.execute(c, record, also))
+    def _write(self, record: Record, also: Work[None] | None) -> asyncio.Future[None]:
+        return self.store.submit_nowait(lambda c: self._books.execute(c, record, also))
 
     def _write_soon(self, record: Record) -> None:
         self.store.submit_nowait(lambda c: self._books.execute(c, record))

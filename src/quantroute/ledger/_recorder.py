@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import functools
 import warnings
-from collections.abc import Iterable
+from collections.abc import Awaitable, Iterable
 from types import TracebackType
 
 from quantroute.clock import Clock
@@ -52,8 +52,8 @@ class Recorder(abc.ABC):
         """The entry, durable; or why not now."""
 
     @abc.abstractmethod
-    async def _write(self, record: Record, also: Work[None] | None) -> None:
-        """Returns once the record is durable; `also` writes in the same local transaction."""
+    def _write(self, record: Record, also: Work[None] | None) -> Awaitable[None]:
+        """Done once the record is durable; `also` writes in the same local transaction."""
 
     @abc.abstractmethod
     def _write_soon(self, record: Record) -> None:
@@ -106,7 +106,10 @@ class Recorder(abc.ABC):
         make = functools.partial(
             self._reservation, account, amount_pusd, endpoint, request_id, attempt
         )
-        return await self._lines.reserve(lambda: self._try_reserve(make()), wait=wait)
+        result = await self._try_reserve(make())
+        if isinstance(result, Refusal):
+            return await self._lines.stand(result, lambda: self._try_reserve(make()), wait=wait)
+        return result
 
     def _reservation(
         self, account: Account, amount_pusd: int, endpoint: str, request_id: str, attempt: int

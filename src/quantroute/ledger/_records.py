@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import enum
 import functools
-from dataclasses import dataclass
 from typing import Final, NewType
+
+from msgspec import Struct
 
 from quantroute.errors import ConfigurationError
 from quantroute.money import Cap
@@ -58,8 +59,7 @@ class EntryStatus(enum.Enum):
     VOIDED = "voided"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Charge:
+class Charge(Struct, frozen=True, kw_only=True):
     """A known charge. `amount_pusd` is what the service takes, pico-dollars."""
 
     amount_pusd: int
@@ -69,8 +69,7 @@ class Charge:
     flags: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CapSet:
+class CapSet(Struct, frozen=True, kw_only=True):
     """The cap of one account was set, raised or lowered."""
 
     account: Account
@@ -78,8 +77,7 @@ class CapSet:
     at_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reserved:
+class Reserved(Struct, frozen=True, kw_only=True):
     """Money was set aside for one attempt. `owner` names the process that will resolve it."""
 
     entry_id: EntryId
@@ -92,8 +90,7 @@ class Reserved:
     at_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Identified:
+class Identified(Struct, frozen=True, kw_only=True):
     """The service named the generation, before its answer was complete."""
 
     entry_id: EntryId
@@ -101,8 +98,7 @@ class Identified:
     at_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Posted:
+class Posted(Struct, frozen=True, kw_only=True):
     """The charge is known and final."""
 
     entry_id: EntryId
@@ -110,8 +106,7 @@ class Posted:
     at_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Voided:
+class Voided(Struct, frozen=True, kw_only=True):
     """The attempt provably cost nothing."""
 
     entry_id: EntryId
@@ -119,8 +114,7 @@ class Voided:
     at_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class Held(Struct, frozen=True, kw_only=True):
     """The outcome is unknown: the reservation stays until somebody finds out."""
 
     entry_id: EntryId
@@ -129,8 +123,7 @@ class Held:
     at_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Noted:
+class Noted(Struct, frozen=True, kw_only=True):
     """A small fact that later settlement needs, such as the key's usage at the start."""
 
     key: str

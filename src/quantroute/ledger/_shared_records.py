@@ -8,8 +8,10 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, fields
 from typing import Any, Final, TypeVar
+
+from msgspec import structs
 
 from quantroute.errors import BudgetExceeded, EntryStateError
 from quantroute.ledger._journal import JOURNAL_COLUMNS, decode_record, encode_record
@@ -276,10 +278,12 @@ def with_clean_texts(record: R) -> R:
     """`record` with every text as UTF-8 can carry it."""
     if isinstance(record, Posted):
         named = record.charge.generation_id
-        charge = replace(record.charge, generation_id=None if named is None else cleaned(named))
-        return replace(record, charge=charge)
-    values = {item.name: getattr(record, item.name) for item in fields(record)}
+        charge = structs.replace(
+            record.charge, generation_id=None if named is None else cleaned(named)
+        )
+        return structs.replace(record, charge=charge)
+    values = structs.asdict(record)
     texts: dict[str, Any] = {
         name: cleaned(value) for name, value in values.items() if isinstance(value, str)
     }
-    return replace(record, **texts)
+    return structs.replace(record, **texts)

@@ -35,8 +35,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final, assert_never
+
+from msgspec import Struct, structs
 
 from quantroute.errors import BudgetExceeded, EntryStateError
 from quantroute.ledger._records import (
@@ -107,8 +109,7 @@ class AccountState:
         return self.posted_pusd + lost_pusd + amount_pusd <= self.limit_pusd
 
 
-@dataclass(slots=True, kw_only=True)
-class OpenEntry:
+class OpenEntry(Struct, kw_only=True):
     """A reservation that is not resolved: under way, or held with an unknown outcome."""
 
     entry_id: EntryId
@@ -166,8 +167,8 @@ class LedgerState:
             return record
         if record.charge.amount_pusd <= self.entries[record.entry_id].reserved_pusd:
             return record
-        charge = replace(record.charge, flags=(*record.charge.flags, OVERRUN))
-        return replace(record, charge=charge)
+        charge = structs.replace(record.charge, flags=(*record.charge.flags, OVERRUN))
+        return structs.replace(record, charge=charge)
 
     # -- deciding ---------------------------------------------------------------------------------
 

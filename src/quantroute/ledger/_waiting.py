@@ -52,24 +52,25 @@ class WaitingLines:
         for line in self._lines.values():
             line.room_made.set()
 
-    async def reserve(
-        self, try_once: Callable[[], Awaitable[EntryId | Refusal]], *, wait: bool
+    async def stand(
+        self,
+        refusal: Refusal,
+        try_again: Callable[[], Awaitable[EntryId | Refusal]],
+        *,
+        wait: bool,
     ) -> EntryId:
-        """What `try_once` reserves, at once or after waiting; see `BudgetLedger.reserve`.
+        """What `try_again` reserves after waiting in line; see `BudgetLedger.reserve`.
 
         Raises:
             BudgetExceeded: it does not fit now (`wait=False`), or never will.
         """
-        result = await try_once()
-        if not isinstance(result, Refusal):
-            return result
-        if result.is_final or not wait:
-            raise result.shortage
-        line = self._lines[result.shortage.account]
+        if refusal.is_final or not wait:
+            raise refusal.shortage
+        line = self._lines[refusal.shortage.account]
         async with line.turn:
             while True:
                 line.room_made.clear()
-                result = await try_once()
+                result = await try_again()
                 if not isinstance(result, Refusal):
                     return result
                 if result.is_final:

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from msgspec import Struct
+
 from quantroute.domain import Endpoint, EndpointKey
 from quantroute.routing._breaker import Breaker, BreakerSettings, BreakerState
 from quantroute.routing._limit import AdaptiveLimit, LimitSettings
@@ -47,8 +49,7 @@ class Feedback(enum.Enum):
     NEUTRAL = "neutral"  # cancelled, or the row's own fault
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
+class Candidate(Struct, frozen=True, kw_only=True):
     """An endpoint that may serve a request, with what the request would cost there.
 
     Units: pico-dollars. `expected_pusd` orders candidates: what one *accepted* row is expected to
@@ -65,8 +66,7 @@ class Candidate:
     members: tuple[EndpointKey, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Lease:
+class Lease(Struct, frozen=True):
     """The right to have one request in flight at one endpoint, until it is released."""
 
     candidate: Candidate

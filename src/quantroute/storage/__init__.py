@@ -3,7 +3,15 @@
 from quantroute.storage._files import atomic_file, atomic_write
 from quantroute.storage._locks import FileLock, is_locked
 from quantroute.storage._readonly import read_only
-from quantroute.storage._sqlite import MEMORY, Participant, Schema, SqliteStore, Work, insert_rows
+from quantroute.storage._sqlite import (
+    MEMORY,
+    Participant,
+    Schema,
+    SqliteStore,
+    Work,
+    bound,
+    insert_rows,
+)
 
 __all__ = [
     "MEMORY",
@@ -14,6 +22,7 @@ __all__ = [
     "Work",
     "atomic_file",
     "atomic_write",
+    "bound",
     "insert_rows",
     "is_locked",
     "read_only",
