@@ -1,6 +1,6 @@
 """Durable files: SQLite with group commit, locks, whole-or-absent writes."""
 
-from quantroute.storage._files import atomic_file, atomic_write
+from quantroute.storage._files import atomic_file, atomic_folder, atomic_write
 from quantroute.storage._locks import FileLock, is_locked
 from quantroute.storage._readonly import read_only
 from quantroute.storage._sqlite import MEMORY, Participant, Schema, SqliteStore, Work, insert_rows
@@ -13,6 +13,7 @@ __all__ = [
     "SqliteStore",
     "Work",
     "atomic_file",
+    "atomic_folder",
     "atomic_write",
     "insert_rows",
     "is_locked",
