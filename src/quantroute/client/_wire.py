@@ -70,8 +70,9 @@ Text = Annotated[str | None, WrapValidator(_or_none)]
 Flag = Annotated[bool | None, WrapValidator(_or_none)]
 
 
+# `defer_build`: a model's validator is made when the first answer needs it, not at import.
 class _Wire(BaseModel):
-    model_config = ConfigDict(extra="allow", protected_namespaces=())
+    model_config = ConfigDict(extra="allow", protected_namespaces=(), defer_build=True)
 
 
 class WirePromptDetails(_Wire):
@@ -188,7 +189,9 @@ class WireReply(_Wire):
 class _Usual(BaseModel):
     """Strict: whatever is not exactly so is left to the tolerant models."""
 
-    model_config = ConfigDict(strict=True, extra="ignore", protected_namespaces=())
+    model_config = ConfigDict(
+        strict=True, extra="ignore", protected_namespaces=(), defer_build=True
+    )
 
 
 UsualCount = Annotated[int, Field(ge=0, lt=2**53)] | None
