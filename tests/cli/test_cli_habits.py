@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -15,6 +16,7 @@ import typer
 from cli_support import MODEL, quantroute, start, write_prompts
 from quantroute.cli._app import app
 from quantroute.cli._exit import ExitCode
+from quantroute.cli._policy_options import PolicyOptions
 from quantroute.simulator import ThreadedSimulator
 
 
@@ -86,6 +88,14 @@ def test_every_command_speaks_json() -> None:
             continue
         options = {option for parameter in command.params for option in parameter.opts}
         assert "--json" in options, name
+
+
+@pytest.mark.parametrize("name", ["generate", "endpoints", "serve", "audit"])
+def test_who_may_serve_is_said_alike_everywhere(name: str) -> None:
+    command: Any = typer.main.get_command(app).commands[name]  # type: ignore[attr-defined]
+    wanted = {item.name for item in dataclasses.fields(PolicyOptions)}
+    assert wanted <= {parameter.name for parameter in command.params}
+    assert "policy_options" not in {parameter.name for parameter in command.params}
 
 
 def test_a_dataset_is_told_to_programs_file_by_file(made: Path) -> None:
