@@ -1,7 +1,7 @@
 # `make check` is what a change has to pass; CI runs the same.
 PYTHON ?= .venv/bin/python
 
-.PHONY: check format lint types layers test slow docs
+.PHONY: check format lint types layers test slow docs dist
 
 check: lint types layers test
 
@@ -29,3 +29,10 @@ format:
 # Needs the extra `docs`; the site is written to site/.
 docs:
 	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict --quiet
+
+# Needs the extra `release`; wheel and sdist are written to dist/ and looked into.
+dist:
+	rm -rf dist
+	$(PYTHON) -m build
+	$(PYTHON) -m twine check --strict dist/*
+	$(PYTHON) .ci/check_dist.py dist

@@ -20,23 +20,8 @@ ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT / "../shared/data"
 MODEL = "moonshotai/kimi-k2.5"
 
-SLOW_SCENARIO = """
-name = "slow"
-time_scale = 1.0
-[[models]]
-id = "moonshotai/kimi-k2.5"
-[[models.endpoints]]
-tag = "alpha/int4"
-quantization = "int4"
-pricing = { prompt = "0.00000045", completion = "0.0000022" }
-uptime_last_30m = 99.0
-[traffic]
-first_token_s = 0.25
-first_token_sigma = 0.1
-tokens_per_s = 4000.0
-[answers]
-mean_tokens = 60.0
-"""
+#: One endpoint that takes a quarter of a second per answer; benchmarks/proxy.py uses it too.
+SLOW_SCENARIO = (ROOT / "examples/one-endpoint.toml").read_text()
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import quantroute
+from quantroute._log import get_logger
 
 SOURCE = Path(quantroute.__file__).read_text()
 
@@ -31,6 +35,46 @@ def test_import_loads_no_heavy_module() -> None:
         "assert not heavy, heavy"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_client_costs_aiohttp_and_pydantic_and_nothing_for_the_eye() -> None:
+    """What prints, draws, serves pages or computes is imported by those who do that."""
+    code = (
+        "from quantroute import Client; import sys;"
+        "loaded = {name.partition('.')[0] for name in sys.modules} | set(sys.modules);"
+        "unwanted = {'rich', 'pygments', 'structlog', 'typer', 'click', 'numpy', 'scipy',"
+        "  'pyarrow', 'torch', 'transformers', 'redis', 'uvloop', 'opentelemetry', 'yaml',"
+        "  'aiohttp.web',"
+        "  'quantroute.cli', 'quantroute.generation', 'quantroute.report', 'quantroute.simulator',"
+        "} & loaded;"
+        "assert not unwanted, unwanted"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_no_model_of_an_answer_is_built_before_there_is_one() -> None:
+    code = (
+        "from quantroute import Client;"
+        "from quantroute.client import _wire; from quantroute.registry import _wire as listing;"
+        "models = [item for module in (_wire, listing) for name, item in vars(module).items()"
+        "  if name.startswith(('Wire', 'Usual')) and hasattr(item, '__pydantic_complete__')];"
+        "assert models; built = [item for item in models if item.__pydantic_complete__];"
+        "assert not built, built"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_events_go_to_logging_until_an_application_configures_structlog(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    log = get_logger("quantroute.test")
+    with caplog.at_level(logging.INFO, logger="quantroute.test"):
+        log.debug("unseen")
+        log.warning("it happened", count=2, why="50% of it")
+    (record,) = caplog.records
+    assert record.getMessage() == "event='it happened' count=2 why='50% of it'"
+    assert (record.name, record.levelno) == ("quantroute.test", logging.WARNING)
+    assert record.pathname == __file__
 
 
 def test_unknown_attributes_are_unknown() -> None:

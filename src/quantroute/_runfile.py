@@ -29,7 +29,7 @@ _KNOWN: Final = frozenset(
 class Table(BaseModel):
     """One table of the file; a field it does not declare is an error."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
 Form = TypeVar("Form", bound=Table)

@@ -88,6 +88,9 @@ async def test_the_other_speaker_is_found_and_the_honest_one_is_not(tmp_path: Pa
     assert greedy["other/int4"] is not None
     assert greedy["other/int4"].equal_share == 0.0
     assert report.as_dict()["endpoints"][0]["outcome"] == "fails"
+    table = report._repr_html_()
+    assert "other/int4" in table
+    assert "fails" in table
     text = evidence_of(report, date=dt.date(2026, 11, 30))
     (row,) = EvidenceTable.parse(text).serving
     assert (row.tag, row.failed, row.source) == ("other/int4", True, "audit of run r")

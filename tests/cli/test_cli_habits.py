@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -15,6 +16,7 @@ import typer
 from cli_support import MODEL, quantroute, start, write_prompts
 from quantroute.cli._app import app
 from quantroute.cli._exit import ExitCode
+from quantroute.cli._policy_options import PolicyOptions
 from quantroute.simulator import ThreadedSimulator
 
 
@@ -25,6 +27,7 @@ def _made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     prompts = write_prompts(folder / "p.jsonl", 3)
     run = ("--simulate", "--cap", "1", "--out", folder / "run")
     assert quantroute("generate", prompts, *run).code == 0
+    assert quantroute("export", folder / "run", folder / "set", "--format", "dataset").code == 0
     return folder
 
 
@@ -48,6 +51,10 @@ def _made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("status nowhere", 2, "no run here", "start one with `quantroute generate`"),
         ("export {run} rows.csv", 2, "rows.csv", ".jsonl or .parquet"),
         ("export {run} bad.jsonl", 2, "exists", "--overwrite"),
+        ("export {run} rows.csv", 2, "rows.csv", "--format dataset"),
+        ("export {run} {set} --format dataset", 2, "exists", "--overwrite"),
+        ("export {run} x --format dataset --partial", 2, "--partial", "whole conversations"),
+        ("export {run} x.jsonl --license mit", 2, "--license", "for --format dataset"),
         ("reconcile {run}", 6, "OPENROUTER_API_KEY is not set", "export your key"),
     ],
 )  # fmt: skip
@@ -57,7 +64,7 @@ def test_mistakes_say_what_and_what_next(
     """With `--json` a program reads the same from standard output."""
     Path("bad.jsonl").write_text('{"text": 1}\n')
     Path("empty.txt").write_text("\n")
-    names = {"run": str(made / "run"), "p": str(made / "p.jsonl")}
+    names = {"run": str(made / "run"), "p": str(made / "p.jsonl"), "set": str(made / "set")}
     words = [word.format(**names) for word in arguments.split()]
     plain, for_programs = quantroute(*words), quantroute(*words, "--json")
     assert plain.code == for_programs.code == code
@@ -81,6 +88,28 @@ def test_every_command_speaks_json() -> None:
             continue
         options = {option for parameter in command.params for option in parameter.opts}
         assert "--json" in options, name
+
+
+@pytest.mark.parametrize("name", ["generate", "endpoints", "serve", "audit"])
+def test_who_may_serve_is_said_alike_everywhere(name: str) -> None:
+    command: Any = typer.main.get_command(app).commands[name]  # type: ignore[attr-defined]
+    wanted = {item.name for item in dataclasses.fields(PolicyOptions)}
+    assert wanted <= {parameter.name for parameter in command.params}
+    assert "policy_options" not in {parameter.name for parameter in command.params}
+
+
+def test_a_dataset_is_told_to_programs_file_by_file(made: Path) -> None:
+    pytest.importorskip("pyarrow")
+    ended = quantroute(
+        "export", made / "run", "mine", "--format", "dataset", "--license", "mit", "--json"
+    )
+    assert ended.code == 0
+    (file,) = ended.data["files"]
+    assert (Path("mine") / file["path"]).stat().st_size == file["size_bytes"]
+    assert ended.data["rows"] == file["rows"] == 3
+    assert 'license: "mit"' in Path(ended.data["card"]).read_text()
+    manifest = json.loads(Path(ended.data["manifest"]).read_text())
+    assert manifest["files"] == ended.data["files"]
 
 
 def test_reconcile_speaks_json(service: ThreadedSimulator) -> None:

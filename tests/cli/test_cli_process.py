@@ -191,7 +191,7 @@ def drained(descriptor: int) -> str:
 
 
 def test_simulate_serves_until_interrupted(scenario: Scenario) -> None:
-    assert scenario.name == "slow"  # the fixture has written its file here
+    assert scenario.name == "one-endpoint"  # the fixture has written its file here
     process = start("simulate", "--scenario", "slow.toml", "--seed", "3")
     try:
         assert process.stdout is not None

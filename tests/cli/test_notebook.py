@@ -89,10 +89,13 @@ async def test_the_notebook_runs_from_top_to_bottom(capsys: pytest.CaptureFixtur
                 value = eval(last, names)
             if hasattr(value, "_repr_html_"):
                 shown.append(value._repr_html_())
-    assert len(shown) == 4  # verdicts, spending by endpoint and over time, acceptance
-    assert shown[0].count("<tr") == 12
-    assert all(line.endpoint in shown[1] for line in names["statement"])
-    assert "cap $0.50" in shown[2]
+    listing, verdicts, plan, by_endpoint, over_time, audit, _acceptance = shown
+    assert listing.count("<tr") == verdicts.count("<tr") == 12
+    assert all(name in plan for name in ("chat", "short"))
+    assert all(line.endpoint in by_endpoint for line in names["statement"])
+    assert "cap $0.50" in over_time
+    assert "inceptron/int4" in audit
+    assert "passes" in audit
     out = capsys.readouterr().out
     assert "done: 80 new rows, 0 old" in out
     assert "80 rows; left out: none" in out

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from quantroute._html import notebook_table
 from quantroute._http import Service
 from quantroute.audit._report import Finding, Outcome, plain
 from quantroute.audit._statistics import holm
@@ -112,6 +113,24 @@ class StringsReport:
                 f"{item.p_adjusted:.2g}",
             )
             for item in self.failed
+        )
+
+    def _repr_html_(self) -> str:
+        """A table for notebooks."""
+        return notebook_table(
+            ("endpoint", "verdict", "answers", "discrepancy", "p"),
+            (
+                (
+                    item.endpoint,
+                    item.outcome.value,
+                    f"{item.test.answers[0]:,}" if item.test else "0",
+                    f"{item.test.discrepancy:.4f}" if item.test else "-",
+                    f"{item.p_adjusted:.2g}",
+                )
+                for item in self.endpoints
+            ),
+            caption=f"{self.model}: answers against {self.reference}",
+            numeric={2, 3, 4},
         )
 
     def as_dict(self) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
+from quantroute._html import notebook_table
 from quantroute.audit._causes import Cause, CauseKind
 from quantroute.audit._compare import Gap
 from quantroute.audit._statistics import Drift, Outside, RankTest, Strata, TemperatureFit
@@ -172,9 +173,23 @@ class AuditReport:
         return tuple(lines)
 
     def _repr_html_(self) -> str:
-        from quantroute.audit._page import audit_html
-
-        return audit_html(self)
+        """A table for notebooks; `audit_html` has the whole page, with styles of its own."""
+        return notebook_table(
+            ("endpoint", "verdict", "cause", "tokens", "effect nats", "p"),
+            (
+                (
+                    item.endpoint,
+                    item.outcome.value,
+                    item.cause_text,
+                    f"{item.tokens:,}",
+                    f"{item.effect.mean_nats:+.4f}",
+                    f"{item.p_adjusted:.2g}",
+                )
+                for item in self.endpoints
+            ),
+            caption=f"audit of {self.model}",
+            numeric={3, 4, 5},
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values; infinities are null."""

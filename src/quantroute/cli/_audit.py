@@ -15,6 +15,7 @@ from quantroute.cli import _loop
 from quantroute.cli import _options as options
 from quantroute.cli._exit import ExitCode
 from quantroute.cli._output import print_json, say, show
+from quantroute.cli._policy_options import PolicyOptions, takes_policy
 from quantroute.cli._service import opened_target
 from quantroute.domain import Quantization
 from quantroute.errors import ConfigurationError, DatasetError
@@ -60,6 +61,7 @@ class _Stage(Table):
     audit: AuditTable
 
 
+@takes_policy
 def audit(
     spec: Annotated[Path, typer.Argument(metavar="RUN.TOML", help="A file with an [audit] table.")],
     black_box: Annotated[
@@ -83,12 +85,8 @@ def audit(
     evidence_days: Annotated[
         int, typer.Option(min=1, help="How long written evidence counts, in days.")
     ] = 60,
-    exclude: options.Exclude = None,
-    only: options.Only = None,
-    accept: options.Accept = None,
-    accept_unknown: options.AcceptUnknown = None,
-    native: options.Native = None,
-    evidence: options.Evidence = None,
+    *,
+    policy_options: PolicyOptions,
     simulate: Annotated[
         bool, typer.Option("--simulate", help="Ask the embedded simulator: no key, no cost.")
     ] = False,
@@ -99,7 +97,7 @@ def audit(
     """Judge each endpoint that served exported rows, by the target's own weights.
 
     Spends nothing, except with --black-box, up to the table's cap_usd. Exit code 0: no endpoint
-    failed; 4: at least one did. Needs the extra `quantroute[audit]`.
+    failed; 4: at least one did. Needs the extra `audit`.
 
     quantroute audit run.toml --html audit.html --write-evidence audit.toml
 
@@ -114,21 +112,16 @@ def audit(
     known: dict[str, str] = {"date": now.date().isoformat(), "run": spec.stem}
     report: AuditReport | StringsReport
     if black_box:
-        policy = options.build_policy(
-            exclude=exclude,
-            only=only,
-            accept=accept,
-            accept_unknown=accept_unknown,
-            native=native,
-            evidence=evidence,
-        )
+        policy = policy_options.policy()
         report = _loop.run(
             _ask(file, table, policy, base_url, ca_file, simulate=simulate, known=known)
         )
     else:
         report = _score(file, table, known)
     if write_evidence is not None:
-        _write_evidence(report, write_evidence, days=evidence_days, native=native, at=now)
+        _write_evidence(
+            report, write_evidence, days=evidence_days, native=policy_options.native, at=now
+        )
     if html is not None:
         _write_page(report, html)
     _print(report, as_json=as_json)

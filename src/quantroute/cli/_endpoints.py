@@ -13,6 +13,7 @@ from quantroute.cli import _loop
 from quantroute.cli import _options as options
 from quantroute.cli._exit import ExitCode
 from quantroute.cli._output import print_json, say, show
+from quantroute.cli._policy_options import PolicyOptions, takes_policy
 from quantroute.cli._service import opened_target
 from quantroute.cli._wording import as_options
 from quantroute.errors import ConfigurationError
@@ -23,16 +24,11 @@ from quantroute.registry import EndpointList, ProviderRegistry
 from quantroute.report import verdict_table
 
 
+@takes_policy
 def endpoints(
     model: Annotated[str, typer.Argument(help="Model id, e.g. moonshotai/kimi-k2.5.")],
-    exclude: options.Exclude = None,
-    only: options.Only = None,
-    accept: options.Accept = None,
-    accept_unknown: options.AcceptUnknown = None,
-    native: options.Native = None,
-    evidence: options.Evidence = None,
-    max_input_price: options.MaxInputPrice = None,
-    max_output_price: options.MaxOutputPrice = None,
+    *,
+    policy_options: PolicyOptions,
     snapshot: Annotated[
         Path | None,
         typer.Option(
@@ -63,16 +59,7 @@ def endpoints(
     """
     if snapshot is not None and save_snapshot is not None:
         raise ConfigurationError("--save-snapshot needs a service to read: leave --snapshot out")
-    policy = options.build_policy(
-        exclude=exclude,
-        only=only,
-        accept=accept,
-        accept_unknown=accept_unknown,
-        native=native,
-        evidence=evidence,
-        max_input_price=max_input_price,
-        max_output_price=max_output_price,
-    )
+    policy = policy_options.policy()
 
     async def run() -> tuple[EndpointList, BoundPolicy]:
         if snapshot is not None:

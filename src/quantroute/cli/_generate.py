@@ -25,6 +25,7 @@ from quantroute.cli._datasets import (
 from quantroute.cli._job import Job, Outcome, count_rows, perform
 from quantroute.cli._output import print_json
 from quantroute.cli._plan import read_spec
+from quantroute.cli._policy_options import PolicyOptions, takes_policy
 from quantroute.cli._rundir import RunFolder
 from quantroute.cli._service import Target, opened_target, source_class
 from quantroute.cli._summary import exit_code, outcome_data, print_outcome
@@ -66,6 +67,7 @@ _BESIDE_A_RUN_FILE: Final = frozenset(
 )
 
 
+@takes_policy
 def generate(
     ctx: typer.Context,
     prompts: Annotated[
@@ -97,14 +99,8 @@ def generate(
         bool | None,
         typer.Option("--thinking/--instant", help="Reasoning on or off; default: the model's."),
     ] = None,
-    exclude: options.Exclude = None,
-    only: options.Only = None,
-    accept: options.Accept = None,
-    accept_unknown: options.AcceptUnknown = None,
-    native: options.Native = None,
-    evidence: options.Evidence = None,
-    max_input_price: options.MaxInputPrice = None,
-    max_output_price: options.MaxOutputPrice = None,
+    *,
+    policy_options: PolicyOptions,
     redo: Annotated[
         list[str] | None,
         typer.Option(
@@ -241,16 +237,7 @@ def generate(
         )
     if deadline is not None and routing is RoutingMode.DELEGATED:
         raise ConfigurationError("--deadline needs --routing pinned: delegated, others choose")
-    policy = options.build_policy(
-        exclude=exclude,
-        only=only,
-        accept=accept,
-        accept_unknown=accept_unknown,
-        native=native,
-        evidence=evidence,
-        max_input_price=max_input_price,
-        max_output_price=max_output_price,
-    )
+    policy = policy_options.policy()
     folder = RunFolder(out, shard=part, ledger_url=ledger, allow_volatile=allow_volatile_ledger)
     if cap is None and ledger is None and not folder.store.exists():
         raise ConfigurationError("--cap is needed for a new run: a hard limit in USD such as 5.00")

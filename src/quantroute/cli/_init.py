@@ -111,7 +111,8 @@ def init(
         return
     files = tuple(prompts or ())
     cap_pusd(cap)  # an impossible one, like an unknown format, is refused before a file is made
-    options.build_policy(native=native)
+    if native is not None:
+        options.known_format(native)
     if path.suffix != ".toml":
         raise ConfigurationError(f"{path}: a run file's name ends in .toml")
     if files:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -13,7 +12,6 @@ from quantroute.domain import Quantization, Sampling
 from quantroute.errors import ConfigurationError
 from quantroute.generation import RowClass
 from quantroute.money import PicoUSD, cap_pusd, to_usd
-from quantroute.policy import EvidenceTable, ExclusionPolicy
 
 DEFAULT_MODEL = "moonshotai/kimi-k2.5"
 """The model of the embedded scenario."""
@@ -44,63 +42,12 @@ AllowVolatileLedger = Annotated[
         help="Accept a server that may forget what it acknowledged (no `appendfsync always`).",
     ),
 ]
-Exclude = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--exclude",
-        metavar="NAME",
-        help="Provider, slug or tag never to use, in any spelling; repeatable.",
-    ),
-]
-Only = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--only", metavar="NAME", help="Use nothing but this provider, slug or tag; repeatable."
-    ),
-]
-Accept = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--accept",
-        metavar="FORMAT",
-        help="A format to accept beside the native one, e.g. fp8; repeatable.",
-    ),
-]
-AcceptUnknown = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--accept-unknown",
-        metavar="NAME",
-        help="A provider whose unlabelled endpoints you accept, or 'all'; repeatable.",
-    ),
-]
 Native = Annotated[
     str | None,
     typer.Option(
         "--native",
         metavar="FORMAT",
         help="The model's native format, if the evidence table lacks it.",
-    ),
-]
-Evidence = Annotated[
-    Path | None,
-    typer.Option(
-        "--evidence",
-        exists=True,
-        dir_okay=False,
-        help="Your own evidence table (TOML), added to the built-in one.",
-    ),
-]
-MaxInputPrice = Annotated[
-    str | None,
-    typer.Option(
-        "--max-input-price", metavar="USD", help="Ceiling in USD per million input tokens."
-    ),
-]
-MaxOutputPrice = Annotated[
-    str | None,
-    typer.Option(
-        "--max-output-price", metavar="USD", help="Ceiling in USD per million output tokens."
     ),
 ]
 BaseUrl = Annotated[
@@ -150,40 +97,6 @@ Otel = Annotated[
         "extra `otel`.",
     ),
 ]
-
-
-def build_policy(
-    *,
-    exclude: Sequence[str] | None = None,
-    only: Sequence[str] | None = None,
-    accept: Sequence[str] | None = None,
-    accept_unknown: Sequence[str] | None = None,
-    native: str | None = None,
-    evidence: Path | None = None,
-    max_input_price: str | None = None,
-    max_output_price: str | None = None,
-) -> ExclusionPolicy:
-    """The exclusion policy that the options describe.
-
-    Raises:
-        ConfigurationError: a format nobody knows, or an impossible price.
-    """
-    table = EvidenceTable.builtin()
-    if evidence is not None:
-        table = table.merged(EvidenceTable.load(evidence))
-    unknown: bool | tuple[str, ...] = tuple(accept_unknown or ())
-    if accept_unknown and "all" in accept_unknown:
-        unknown = True
-    return ExclusionPolicy(
-        native=None if native is None else known_format(native),
-        accept=tuple(known_format(label) for label in accept or ()),
-        accept_unknown=unknown,
-        only=tuple(only or ()),
-        exclude=tuple(exclude or ()),
-        max_input_usd_per_million=max_input_price,
-        max_output_usd_per_million=max_output_price,
-        evidence=table,
-    )
 
 
 def build_sampling(

@@ -12,6 +12,7 @@ import typer
 from quantroute._http import OPENROUTER_URL
 from quantroute.cli import _options as options
 from quantroute.cli._output import print_json, say
+from quantroute.cli._policy_options import PolicyOptions, takes_policy
 from quantroute.cli._service import opened_target
 from quantroute.client import Client
 from quantroute.ledger import Account
@@ -19,6 +20,7 @@ from quantroute.money import to_usd
 from quantroute.policy import ExclusionPolicy
 
 
+@takes_policy
 def serve(
     cap: Annotated[
         str | None,
@@ -47,14 +49,8 @@ def serve(
     max_output_tokens: Annotated[
         int, typer.Option(min=1, help="For requests that do not say.")
     ] = 4_096,
-    exclude: options.Exclude = None,
-    only: options.Only = None,
-    accept: options.Accept = None,
-    accept_unknown: options.AcceptUnknown = None,
-    native: options.Native = None,
-    evidence: options.Evidence = None,
-    max_input_price: options.MaxInputPrice = None,
-    max_output_price: options.MaxOutputPrice = None,
+    *,
+    policy_options: PolicyOptions,
     simulate: Annotated[
         bool, typer.Option("--simulate", help="Ask the embedded simulator; no key, no network.")
     ] = False,
@@ -72,16 +68,7 @@ def serve(
 
     quantroute serve --cap 5.00 --ledger serve.sqlite --exclude Fireworks
     """
-    policy = options.build_policy(
-        exclude=exclude,
-        only=only,
-        accept=accept,
-        accept_unknown=accept_unknown,
-        native=native,
-        evidence=evidence,
-        max_input_price=max_input_price,
-        max_output_price=max_output_price,
-    )
+    policy = policy_options.policy()
 
     async def run() -> None:
         from quantroute.proxy import Proxy

@@ -36,6 +36,7 @@ def as_options(text: str) -> str:
     """`text` with arguments of the library as options of the command."""
     text = _TUPLE.sub(lambda m: f"{_OPTIONS[m[1]]} {shlex.quote(m[2])}", text)
     text = text.replace("native='...'", "--native FORMAT")
+    text = text.replace("overwrite=True", "--overwrite")
     text = _OPEN.sub(lambda m: _OPTIONS[m[1]], text)
     return _BARE.sub(lambda m: _OPTIONS[m[1]], text)
 

@@ -73,8 +73,9 @@ Text = Annotated[str | None, WrapValidator(_or_none)]
 Flag = Annotated[bool | None, WrapValidator(_or_none)]
 
 
+# `defer_build`: a model's validator is made when the first answer needs it, not at import.
 class _Wire(BaseModel):
-    model_config = ConfigDict(extra="allow", protected_namespaces=())
+    model_config = ConfigDict(extra="allow", protected_namespaces=(), defer_build=True)
 
 
 class WirePromptDetails(_Wire):

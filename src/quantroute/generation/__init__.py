@@ -7,6 +7,7 @@ from quantroute.generation._allocation import Allocation, Claim, allocate
 from quantroute.generation._census import Census, take_census
 from quantroute.generation._config import DatasetSettings, Mode, RunConfig
 from quantroute.generation._conversation import ChatClient
+from quantroute.generation._dataset_folder import DatasetReport, export_dataset
 from quantroute.generation._datasets import (
     DatasetOutcome,
     DatasetRun,
@@ -64,6 +65,7 @@ __all__ = [
     "Claim",
     "DatasetOutcome",
     "DatasetPlan",
+    "DatasetReport",
     "DatasetRun",
     "DatasetSettings",
     "DatasetSource",
@@ -113,6 +115,7 @@ __all__ = [
     "classify",
     "dataset_name",
     "deadline_s",
+    "export_dataset",
     "export_rows",
     "known_reading",
     "load_run_spec",

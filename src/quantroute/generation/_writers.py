@@ -74,6 +74,8 @@ class JsonlWriter:
 class ParquetWriter:
     """Parquet with zstd, in groups of at most 1,000 rows or 64 MiB of text.
 
+    `arrow_bytes` is what the rows take up once they are read.
+
     Raises:
         ConfigurationError: pyarrow is not installed.
     """
@@ -85,6 +87,7 @@ class ParquetWriter:
         self._writer = parquet.ParquetWriter(file, self._schema, compression="zstd")
         self._held: list[dict[str, Any]] = []
         self._held_bytes = 0
+        self.arrow_bytes = 0
 
     def write(self, row: Mapping[str, Any]) -> None:
         self._held.append(_to_columns(row))
@@ -110,6 +113,7 @@ class ParquetWriter:
             raise ConfigurationError(
                 "an answer holds lone surrogates, which Parquet cannot store; export as JSONL"
             ) from None
+        self.arrow_bytes += table.nbytes
         self._writer.write_table(table)
 
 

@@ -220,7 +220,7 @@ _Text = Annotated[str, Field(min_length=1)]
 
 
 class _WireRow(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(extra="forbid", strict=True, defer_build=True)
 
     model: _Text
     source: _Text
@@ -246,7 +246,7 @@ class _WireServing(_WireRow):
 
 
 class _WireTable(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(extra="forbid", strict=True, defer_build=True)
 
     native: list[_WireNative] = []
     serving: list[_WireServing] = []

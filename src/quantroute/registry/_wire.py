@@ -46,7 +46,7 @@ Prices = Annotated[dict[str, Any], BeforeValidator(_mapping)]
 
 
 class _Wire(BaseModel):
-    model_config = ConfigDict(extra="allow", frozen=True, protected_namespaces=())
+    model_config = ConfigDict(extra="allow", frozen=True, protected_namespaces=(), defer_build=True)
 
 
 class WireEndpoint(_Wire):

@@ -1,6 +1,6 @@
 """Durable files: SQLite with group commit, locks, whole-or-absent writes."""
 
-from quantroute.storage._files import atomic_file, atomic_write
+from quantroute.storage._files import atomic_file, atomic_folder, atomic_write
 from quantroute.storage._locks import FileLock, is_locked
 from quantroute.storage._readonly import read_only
 from quantroute.storage._sqlite import (
@@ -21,6 +21,7 @@ __all__ = [
     "SqliteStore",
     "Work",
     "atomic_file",
+    "atomic_folder",
     "atomic_write",
     "bound",
     "insert_rows",

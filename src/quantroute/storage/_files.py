@@ -1,14 +1,15 @@
-"""Files that are either whole or absent."""
+"""Files and folders that are either whole or absent."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-__all__ = ["atomic_file", "atomic_write"]
+__all__ = ["atomic_file", "atomic_folder", "atomic_write"]
 
 
 @contextlib.contextmanager
@@ -35,6 +36,29 @@ def atomic_write(path: Path, content: bytes) -> None:
     """Write `content` to `path`, whole or not at all."""
     with atomic_file(path) as file:
         file.write(content)
+
+
+@contextlib.contextmanager
+def atomic_folder(path: Path) -> Iterator[Path]:
+    """A new folder, to be filled in the block, that appears under `path` when that ends well.
+
+    What stood there before is replaced; if the block raises, it stays as it was. A kill between
+    the last two renames leaves the old folder beside it, as `.<name>.<process>.old`.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    replaced = path.with_name(f".{path.name}.{os.getpid()}.old")
+    try:
+        temporary.mkdir()
+        yield temporary
+        _sync_folder(temporary)
+        if path.exists():
+            path.rename(replaced)
+        temporary.rename(path)
+        _sync_folder(path.parent)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    shutil.rmtree(replaced, ignore_errors=True)
 
 
 def _sync_folder(folder: Path) -> None:
