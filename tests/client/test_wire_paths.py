@@ -93,7 +93,7 @@ def bodies(draw: st.DrawFn) -> dict[str, Any]:
             for step in way:
                 place = place[step]
             if draw(st.booleans()):
-                place[last] = draw(odd_values)
+                place[last] = copy.deepcopy(draw(odd_values))
             else:
                 del place[last]
         except (KeyError, IndexError, TypeError):
