@@ -68,7 +68,7 @@ def test_no_model_of_an_answer_is_built_before_there_is_one() -> None:
 def test_events_go_to_logging_until_an_application_configures_structlog(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    structlog.reset_defaults()  # a command of another test may have configured it
+    structlog.reset_defaults()  # a command in another test of this process has configured it
     log = get_logger("quantroute.test")
     with caplog.at_level(logging.INFO, logger="quantroute.test"):
         log.debug("unseen")
