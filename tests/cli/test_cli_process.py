@@ -116,7 +116,7 @@ def test_on_a_terminal_progress_is_live_and_leaves_a_clean_screen(
     )  # fmt: skip
     os.close(theirs)
     shown = drained(ours)
-    assert finished(process).code == 0
+    assert finished(process).code == 0, shown[-3000:]
     assert "\x1b[2K" in shown  # it was drawn over, in place
     assert shown.count("\x1b[?25l") == shown.count("\x1b[?25h") == 1  # the cursor is back
     last_lines = shown.rsplit("\x1b[2K", 1)[1]
