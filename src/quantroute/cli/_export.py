@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,16 +27,7 @@ def export(
             help="A class of answers to export, e.g. truncated (default: good); repeatable.",
         ),
     ] = None,
-    drop_failed: Annotated[
-        Path | None,
-        typer.Option(
-            "--drop-failed-audit",
-            metavar="FILE",
-            exists=True,
-            dir_okay=False,
-            help="Leave out answers of endpoints that failed, according to this evidence file.",
-        ),
-    ] = None,
+    drop_failed_audit: options.DropFailedAudit = None,
     partial: Annotated[
         bool, typer.Option("--partial", help="Also write unfinished conversations, apart.")
     ] = False,
@@ -69,7 +59,7 @@ def export(
                 classes=chosen,
                 partial=partial,
                 overwrite=overwrite,
-                without=await _failed(shards.rows, folder.name, drop_failed),
+                without=await _failed(shards.rows, folder.name, drop_failed_audit),
                 statement=await shards.statement(),
             )
 
@@ -87,13 +77,13 @@ def export(
 
 
 async def _failed(rows: RowSource, run: str, evidence: Path | None) -> frozenset[str]:
-    """Endpoints that an audit's evidence speaks against today."""
+    """Endpoints that an audit's evidence speaks against."""
     if evidence is None:
         return frozenset()
     table = EvidenceTable.load(evidence)
     await rows.prepare()
     model = str((await rows.run(run)).config["model"])
-    return table.failed_tags(model, at=datetime.now(UTC))
+    return table.failed_tags(model)
 
 
 def _refuse_existing(path: Path, *, overwrite: bool) -> None:

@@ -91,6 +91,16 @@ Evidence = Annotated[
         help="Your own evidence table (TOML), added to the built-in one.",
     ),
 ]
+DropFailedAudit = Annotated[
+    Path | None,
+    typer.Option(
+        "--drop-failed-audit",
+        metavar="FILE",
+        exists=True,
+        dir_okay=False,
+        help="Leave out answers of endpoints that failed, according to this evidence file.",
+    ),
+]
 MaxInputPrice = Annotated[
     str | None,
     typer.Option(
