@@ -114,6 +114,11 @@ class StringsReport:
             for item in self.failed
         )
 
+    def _repr_html_(self) -> str:
+        from quantroute.audit._page import strings_html
+
+        return strings_html(self)
+
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
         return dict(plain(self))

@@ -120,6 +120,7 @@ class AuditReport:
     Attributes:
         method: "weights" or "strings".
         hypotheses: what was compared besides the claim and another temperature.
+        caveats: what a reader should know of the whole, in sentences.
     """
 
     model: str
@@ -128,6 +129,7 @@ class AuditReport:
     alpha: float
     endpoints: tuple[EndpointReport, ...]
     hypotheses: tuple[str, ...] = ()
+    caveats: tuple[str, ...] = ()
     skipped: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     date: str = ""
     run: str = ""
@@ -161,6 +163,7 @@ class AuditReport:
         against = f"against {self.reference}" if self.reference else "against the claim itself"
         compared = ", ".join(self.hypotheses) or "nothing"
         lines = [f"effect {against}; compared besides another temperature: {compared}"]
+        lines += self.caveats
         for item in self.endpoints:
             lines += [f"{item.endpoint}: {hint}" for hint in item.hints]
             if item.left_out:
