@@ -87,8 +87,8 @@ class Answers:
 class Served:
     """The model, which can be made to serve in each way."""
 
-    def __init__(self, cache: Path) -> None:
-        self.cache = cache
+    def __init__(self, cache: Path, *, rollouts: int = ROLLOUTS) -> None:
+        self.cache, self.rollouts = cache, rollouts
         self.tokenizer, self._original = load_original(cache)
         self._state = {name: value.clone() for name, value in self._original.state_dict().items()}
 
@@ -162,7 +162,7 @@ def fine_tune(model: Any, tokenizer: Any) -> dict[str, torch.Tensor]:
 
 
 def generate(served: Served, variant: Variant, *, batch: int) -> Answers:
-    """One batch of answers, ROLLOUTS per prompt; cached by variant and number."""
+    """One batch of answers, some to each prompt; cached by variant and number."""
     path = served.cache / f"{variant.name}-{batch}.npz"
     if path.exists():
         with np.load(path) as found:
@@ -170,16 +170,20 @@ def generate(served: Served, variant: Variant, *, batch: int) -> Answers:
     rows = [served.prompt_ids(prompt, variant.system) for prompt in range(len(PROMPTS))]
     seed = 1_000 * [item.name for item in VARIANTS].index(variant.name) + batch
     with torch.inference_mode(), served.as_variant(variant) as model:
-        tokens = sample(model, rows, temperature=variant.temperature, seed=seed)
-    prompts = np.repeat(np.arange(len(PROMPTS)), ROLLOUTS)
+        tokens = sample(
+            model, rows, rollouts=served.rollouts, temperature=variant.temperature, seed=seed
+        )
+    prompts = np.repeat(np.arange(len(PROMPTS)), served.rollouts)
     scratch = path.with_suffix(".part.npz")
     np.savez(scratch, tokens=tokens, prompts=prompts)
     scratch.rename(path)
     return Answers(tokens=tokens, prompts=prompts)
 
 
-def sample(model: Any, rows: list[list[int]], *, temperature: float, seed: int) -> np.ndarray:
-    """ROLLOUTS answers to each prompt, [R, LIMIT_TOKENS], -1 after the end token."""
+def sample(
+    model: Any, rows: list[list[int]], *, rollouts: int, temperature: float, seed: int
+) -> np.ndarray:
+    """Some answers to each prompt, [R, LIMIT_TOKENS], -1 after the end token."""
     end, longest = model.config.eos_token_id, max(map(len, rows))
     ids = torch.tensor([[0] * (longest - len(row)) + row for row in rows])
     mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows])
@@ -192,10 +196,10 @@ def sample(model: Any, rows: list[list[int]], *, temperature: float, seed: int) 
     name = "cache" if "cache" in known else "past_key_values"
     out = model.model(input_ids=ids, attention_mask=mask, position_ids=places, use_cache=True)
     past = out.past_key_values
-    past.batch_repeat_interleave(ROLLOUTS)
-    hidden = out.last_hidden_state[:, -1].repeat_interleave(ROLLOUTS, 0)
-    mask, places = (part.repeat_interleave(ROLLOUTS, 0) for part in (mask, places[:, -1:]))
-    found = torch.full((len(rows) * ROLLOUTS, LIMIT_TOKENS), -1)
+    past.batch_repeat_interleave(rollouts)
+    hidden = out.last_hidden_state[:, -1].repeat_interleave(rollouts, 0)
+    mask, places = (part.repeat_interleave(rollouts, 0) for part in (mask, places[:, -1:]))
+    found = torch.full((len(rows) * rollouts, LIMIT_TOKENS), -1)
     open_rows = torch.arange(len(found))  # of those in the batch, some may have ended
     for place in range(LIMIT_TOKENS):
         drawn = _draw((hidden.float() @ head / temperature).softmax(-1), draws)

@@ -1,6 +1,7 @@
 """How many tokens an audit takes, how often it cries wolf, and whether it names the cause.
 
     python benchmarks/audit_power.py --cache FOLDER     # half an hour of CPU at first
+    python benchmarks/audit_power.py --small            # honest against nvfp4 alone, some minutes
     python benchmarks/audit_power.py --quick            # arithmetic of the table on made-up scores
 
 A small model (see `_audit_rows.py`) answers 20 prompts ten times as claimed, and in six other ways.
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import pickle
+import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -150,8 +152,12 @@ def texts_of(served: Any, name: str, batch: int) -> list[str]:
 
 def scored(served: Any, name: str, batch: int = 0) -> Scored:
     """A batch under every hypothesis."""
-    paths = {item: Job(name, item, batch).path(served.cache) for item in HYPOTHESES}
-    return {item: pickle.loads(path.read_bytes()) for item, path in paths.items()}
+    return {item: scores_of(served, Job(name, item, batch)) for item in HYPOTHESES}
+
+
+def scores_of(served: Any, job: Job) -> list[RowScores]:
+    """From the cache."""
+    return list(pickle.loads(job.path(served.cache).read_bytes()))
 
 
 # -- one sample ------------------------------------------------------------------------------------
@@ -345,6 +351,23 @@ def quick() -> None:
         assert (shares(found)["drift"] > 0.5) is is_seen
 
 
+def small(cache: Path) -> None:
+    """Whether a thousand tokens tell nvfp4 from int4 and name it, and honest ones pass."""
+    import torch
+    from _audit_rows import Served
+
+    torch.set_num_threads(1)
+    served = Served(cache, rollouts=5)
+    score(served, [Job(name, item) for item in HYPOTHESES[:2] for name in ("native", "nvfp4")])
+    for name in ("native", "nvfp4"):
+        scores = {item: scores_of(served, Job(name, item)) for item in HYPOTHESES[:2]}
+        parts = list(parts_of(scores[CLAIM], CAUSE_TOKENS))
+        named = Counter(Judged.of(at(scores, part)).named for part in parts)
+        print(f"{name}: {named[RIGHT[name]]} of {len(parts)} parts of {CAUSE_TOKENS} tokens right")
+        assert named.total() >= 4, "fewer tokens than expected"
+        assert named.total() - named[RIGHT[name]] <= 1, named
+
+
 def full(cache: Path, batches: int) -> None:
     """Generate, score, and print the tables."""
     import torch
@@ -371,10 +394,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--cache", type=Path, help="folder for weights, answers and scores")
     parser.add_argument("--batches", type=int, default=5, help="of honest answers, 200 rows each")
+    parser.add_argument("--small", action="store_true", help="with or without --cache")
     parser.add_argument("--quick", action="store_true")
     args = parser.parse_args()
     if args.quick:
         quick()
+    elif args.small:
+        with tempfile.TemporaryDirectory() as scratch:
+            small(args.cache or Path(scratch))
     elif args.cache is None:
         parser.error("--cache FOLDER is needed; it takes some 600 MB")
     elif args.batches < 2:
