@@ -94,6 +94,8 @@ async def test_the_other_speaker_is_found_and_the_honest_one_is_not(tmp_path: Pa
     assert greedy["honest/int4"].equal_share == 1.0
     assert greedy["other/int4"] is not None
     assert greedy["other/int4"].equal_share == 0.0
+    own = [item.greedy_own for item in report.endpoints]
+    assert [item is not None and item.equal_share for item in own] == [1.0, 1.0]
     assert report.as_dict()["endpoints"][0]["outcome"] == "fails"
     page = strings_html(report)
     assert page.count("<circle") == len(report.endpoints)

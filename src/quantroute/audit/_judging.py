@@ -46,18 +46,22 @@ class AuditSettings:
     Attributes:
         formats: precisions to compare with: the target's weights, rounded once more.
         system_prompts: texts that an endpoint may put before conversations.
+        templates: files of chat templates that it may render conversations with.
         models: folders of other models with the same tokenizer.
         reference: tag of an endpoint that is trusted (the model author's own).
         most_tokens: per endpoint; 0 for all.
+        power: how surely a departure is to be seen, for "tokens needed" and "would see".
         fewest_tokens: below, an endpoint that shows nothing does not pass either.
         tokens: how rows become tokens; by default every class of answers that carries text.
     """
 
     formats: tuple[str, ...] = ("nvfp4", "mxfp4", "fp8", "int8")
     system_prompts: tuple[str, ...] = ()
+    templates: tuple[Path, ...] = ()
     models: tuple[Path, ...] = ()
     reference: str | None = None
     alpha: float = 0.05
+    power: float = 0.9
     most_tokens: int = 20_000
     fewest_tokens: int = 1_000
     tokens: TokenSettings | None = None
@@ -69,6 +73,8 @@ class AuditSettings:
             )
         if not 0 < self.alpha < 0.5:
             raise ConfigurationError(f"alpha must be within (0, 0.5), not {self.alpha}")
+        if not 0.5 <= self.power < 1:
+            raise ConfigurationError(f"power must be within [0.5, 1), not {self.power}")
         if self.most_tokens < 0 or self.fewest_tokens < 1:
             raise ConfigurationError("most_tokens and fewest_tokens must be positive")
 
@@ -164,6 +170,11 @@ def _draft(
         else drift_gap(found, drift(reference))
     )
     seen = abs(effect.mean_nats) > 1e-9 and found.deviation_nats > 0
+    needed = (
+        tokens_needed(effect.mean_nats, found.deviation_nats, power=settings.power)
+        if seen
+        else None
+    )
     return EndpointReport(
         endpoint=name,
         outcome=Outcome.PASSES,
@@ -181,8 +192,8 @@ def _draft(
         claim_p=fit_of(rows),
         p=min(1.0, _LOOKS * min(departs_p, cause.claim_p, outside.p)),
         p_adjusted=1.0,
-        tokens_needed=tokens_needed(effect.mean_nats, found.deviation_nats) if seen else None,
-        detectable_nats=_detectable(found.deviation_nats, intake.tokens),
+        tokens_needed=needed,
+        detectable_nats=_detectable(found.deviation_nats, intake.tokens, power=settings.power),
         count_gaps=_gaps(row.count_gap for row in intake.rows),
         prompt_gaps=_gaps(row.prompt_gap for row in intake.rows),
     )
@@ -216,8 +227,8 @@ def _edge_share(reference: Sequence[RowScores] | None) -> float:
     return max(EDGE_SHARE, 2 * seen.count / max(1, seen.tokens))
 
 
-def _detectable(deviation_nats: float, tokens: int) -> float:
-    quantiles = stats.norm.isf(0.025) + stats.norm.isf(0.1)
+def _detectable(deviation_nats: float, tokens: int, *, power: float) -> float:
+    quantiles = stats.norm.isf(0.025) + stats.norm.isf(1 - power)
     return float(quantiles) * deviation_nats / math.sqrt(max(1, tokens))
 
 

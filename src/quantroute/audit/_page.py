@@ -31,6 +31,7 @@ STRINGS_DETAILS: Final = (
     "1 in 20 above",
     "p",
     "greedy equal",
+    "greedy itself",
     "common beginning",
 )
 
@@ -78,6 +79,7 @@ def strings_details(item: StringsEndpoint) -> tuple[str, ...]:
         f"{test.limit:.4f}" if test else "-",
         f"{item.p_adjusted:.2g}",
         f"{greedy.equal_share:.0%}" if greedy else "-",
+        f"{item.greedy_own.equal_share:.0%}" if item.greedy_own else "-",
         f"{greedy.prefix_share:.0%}" if greedy else "-",
     )
 

@@ -45,8 +45,8 @@ class EndpointReport:
         p: the whole evidence: departure (from the reference where there is one), likelihood of
             other causes, forbidden tokens; times three for three looks.
         p_adjusted: for the number of endpoints (Holm).
-        tokens_needed: to see the effect with power 0.9 at 5%; None for an effect of nothing.
-        detectable_nats: the drift that so many tokens show with power 0.9 at 5%.
+        tokens_needed: to see the effect at 5% with the power that was set; None for no effect.
+        detectable_nats: the drift that so many tokens show at 5% with that power.
         count_gaps, prompt_gaps: how many answers by own tokens minus billed ones.
     """
 

@@ -113,7 +113,7 @@ def audit_states(
     Raises:
         DatasetError: there is nothing to score.
         ConfigurationError: the reference is not among the endpoints; the states are stored as
-            float8 and there is none; or system prompts are to be supposed, which needs rows.
+            float8 and there is none; or other prompts are to be supposed, which needs rows.
     """
     settings = settings or AuditSettings()
     _refuse(store, settings)
@@ -180,9 +180,10 @@ def _claimed(
 
 
 def _refuse(store: StateStore, settings: AuditSettings) -> None:
-    if settings.system_prompts:
+    if settings.system_prompts or settings.templates:
         raise ConfigurationError(
-            "stored states hold one prompt each: system_prompts can be supposed from rows alone"
+            "stored states are those of one prompt: system_prompts and templates can be supposed "
+            "from rows alone"
         )
     if store.manifest["states"]["scales"] is not None and settings.reference is None:
         raise ConfigurationError(

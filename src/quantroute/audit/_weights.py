@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,12 @@ from quantroute.audit._rows import AuditRow, Intake, audit_rows_of, with_system
 from quantroute.audit._scores import RowScores
 from quantroute.audit._target import Target, load_model, score_rows
 from quantroute.errors import ConfigurationError
+from quantroute.extraction import TargetTokenizer
 
 __all__ = ["audit_weights", "score_others"]
 
 Rows = Callable[[], Iterable[Mapping[str, Any]]]
+Change = Callable[[Iterable[Mapping[str, Any]]], Iterator[Mapping[str, Any]]]
 Found = dict[str, dict[Hypothesis, list[RowScores]]]
 
 
@@ -76,7 +79,7 @@ def score_others(
     """Add to `scores` those under every other hypothesis: one pass of the weights for each.
 
     Args:
-        rows: needed to suppose other system prompts; without, there is none to suppose.
+        rows: needed to suppose other prompts or templates; without, there are none to suppose.
     Returns:
         The names of the hypotheses.
     """
@@ -85,11 +88,11 @@ def score_others(
         names.append(Hypothesis(CauseKind.PRECISION, form))
         with target.in_format(form):
             _score(names[-1], target.model, kept, scores)
-    for text in settings.system_prompts if rows is not None else ():
-        names.append(Hypothesis(CauseKind.SYSTEM_PROMPT, _short(text)))
-        wanted = [row for intake in kept.values() for row in intake.rows]
-        if (answers := _prompted(rows, target, wanted, text, settings)) is not None:
-            _score(names[-1], target.model, kept, scores, answers)
+    for supposed, change, tokenizer in _other_prompts(target, settings) if rows else ():
+        names.append(supposed)
+        answers = _prompted(rows, kept, settings, change, tokenizer)
+        if answers is not None:
+            _score(supposed, target.model, kept, scores, answers)
     for folder in settings.models:
         names.append(Hypothesis(CauseKind.MODEL, folder.name))
         _score(names[-1], _other(folder, target), kept, scores)
@@ -121,17 +124,31 @@ def _other(folder: Path, target: Target) -> Any:
     return model
 
 
+def _other_prompts(
+    target: Target, settings: AuditSettings
+) -> Iterator[tuple[Hypothesis, Change, TargetTokenizer]]:
+    """What conversations may be rendered to instead: how rows change, and by which tokenizer."""
+    own = target.tokenizer
+    for text in settings.system_prompts:
+        supposed = Hypothesis(CauseKind.SYSTEM_PROMPT, _short(text))
+        yield supposed, partial(with_system, text=text), own
+    for path in settings.templates:
+        other = TargetTokenizer.load(own.folder, template=path, trust_remote_code=own.remote_code)
+        yield Hypothesis(CauseKind.TEMPLATE, path.stem), iter, other
+
+
 def _prompted(
     rows: Rows,
-    target: Target,
-    wanted: Sequence[AuditRow],
-    text: str,
+    kept: Mapping[str, Intake],
     settings: AuditSettings,
+    change: Change,
+    tokenizer: TargetTokenizer,
 ) -> list[AuditRow] | None:
     """The same answers after other prompts; None if the template does not allow that."""
+    wanted = [row for intake in kept.values() for row in intake.rows]
     keys = {row.key[0] for row in wanted}
     chosen = (row for row in rows() if _key(row) in keys)
-    intakes = audit_rows_of(with_system(chosen, text), target.tokenizer, settings=settings.tokens)
+    intakes = audit_rows_of(change(chosen), tokenizer, settings=settings.tokens)
     by_key = {row.key: row for intake in intakes.values() for row in intake.rows}
     found = []
     for row in wanted:

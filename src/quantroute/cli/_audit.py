@@ -46,8 +46,10 @@ class AuditTable(Table):
     reference: StrictStr | None = None
     formats: tuple[StrictStr, ...] | None = None
     system_prompts: tuple[StrictStr, ...] = ()
+    templates: tuple[StrictStr, ...] = ()
     models: tuple[StrictStr, ...] = ()
     alpha: StrictFloat = 0.05
+    power: StrictFloat = 0.9
     most_tokens: StrictInt = 20_000
     fewest_tokens: StrictInt = 1_000
     model: StrictStr | None = None
@@ -186,9 +188,11 @@ def _settings(file: RunFile, table: AuditTable) -> AuditSettings:
 
     given: dict[str, Any] = {
         "system_prompts": table.system_prompts,
+        "templates": tuple(file.resolve(path) for path in table.templates),
         "models": tuple(file.resolve(path) for path in table.models),
         "reference": table.reference,
         "alpha": table.alpha,
+        "power": table.power,
         "most_tokens": table.most_tokens,
         "fewest_tokens": table.fewest_tokens,
     }
