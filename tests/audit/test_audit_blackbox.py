@@ -148,7 +148,7 @@ def test_the_command_asks_the_simulator(tmp_path: Path) -> None:
 def test_the_command_says_what_is_missing(tmp_path: Path) -> None:
     spec = tmp_path / "run.toml"
     spec.write_text("[audit]\n")
-    assert "needs rows" in quantroute("audit", spec).err
+    assert "rows = [...]" in quantroute("audit", spec).err
     assert "cap_usd" in quantroute("audit", spec, "--black-box", "--simulate").err
     spec.write_text('[audit]\nrows = ["a.jsonl"]\ntarget = "t"\nformats = ["int3"]\n')
     assert "int3" in quantroute("audit", spec).err

@@ -212,11 +212,11 @@ def _concluded(draft: EndpointReport, p: float, settings: AuditSettings) -> Endp
 def _cause(draft: EndpointReport, outcome: Outcome, settings: AuditSettings) -> Cause:
     """An endpoint that does not fail has no cause, whichever hypothesis happens to be likeliest."""
     if outcome is Outcome.FAILS:
-        if draft.cause.hypothesis.kind is CauseKind.ASCLAIMED:
+        if draft.cause.hypothesis.kind is CauseKind.AS_CLAIMED:
             return replace(draft.cause, hypothesis=Hypothesis(CauseKind.UNKNOWN))
         return draft.cause
     departs = draft.claim_p < settings.alpha and settings.reference not in (None, draft.endpoint)
-    kind = CauseKind.NOISE if departs else CauseKind.ASCLAIMED
+    kind = CauseKind.NOISE if departs else CauseKind.AS_CLAIMED
     return replace(draft.cause, hypothesis=Hypothesis(kind))
 
 
