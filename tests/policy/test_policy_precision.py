@@ -161,6 +161,8 @@ def test_failed_evidence_excludes_whatever_is_accepted() -> None:
         assert found.failed_tags(K25, at=AT) == {"hosta/int4"}
     late = AT.replace(year=2027)
     assert found.failed_tags(K25, at=late) == frozenset()
+    assert found.failed_tags(K25) == found.failed_tags(None) == {"hosta/int4"}
+    assert found.failed_tags("another/model") == frozenset()
     assert policy.judge(make_endpoint("hosta/int4", "HostA", "int4"), at=late).eligible
 
 

@@ -49,7 +49,8 @@ class StringsSettings:
         reference: tag of the endpoint that the others are compared with.
         answers: sampled answers to each prompt from each endpoint.
         max_output_tokens: of each answer; short ones carry most of what the test sees.
-        is_greedy: also ask each prompt once at temperature 0.
+        is_greedy: also ask each prompt twice at temperature 0: an endpoint that does not agree
+            with itself does not honour it, and is not expected to agree with another.
     """
 
     reference: str
@@ -73,12 +74,18 @@ class StringsSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StringsEndpoint:
-    """One endpoint against the reference. `failures` counts requests without an answer."""
+    """One endpoint against the reference.
+
+    Attributes:
+        greedy: of its greedy answers with the reference's; `greedy_own`: with its own second ones.
+        failures: requests without an answer, by reason.
+    """
 
     endpoint: str
     outcome: Outcome
     test: StringTest | None
     greedy: Agreement | None
+    greedy_own: Agreement | None
     p_adjusted: float
     failures: Mapping[str, int] = field(default_factory=dict)
 
@@ -140,12 +147,16 @@ class StringsReport:
 
 @dataclass(slots=True)
 class _Asked:
-    """What came back from one endpoint; greedy answers by the number of their prompt."""
+    """What came back from one endpoint; greedy answers by prompt and round."""
 
     texts: list[str] = field(default_factory=list)
     prompts: list[int] = field(default_factory=list)
-    greedy: dict[int, str] = field(default_factory=dict)
+    greedy: dict[tuple[int, int], str] = field(default_factory=dict)
     failures: Counter[str] = field(default_factory=Counter)
+
+    def greedy_of(self, round_: int) -> dict[int, str]:
+        """Greedy answers of one round, by prompt."""
+        return {number: text for (number, at), text in self.greedy.items() if at == round_}
 
 
 async def audit_strings(
@@ -203,7 +214,7 @@ async def _ask(client: Client, model: str, settings: StringsSettings) -> _Asked:
     found = _Asked()
     account = Account("audit")
 
-    async def one(number: int, sampling: Sampling) -> None:
+    async def one(number: int, sampling: Sampling, *, round_: int = 0) -> None:
         completion = await client.complete(
             ChatRequest(
                 model=model,
@@ -222,7 +233,7 @@ async def _ask(client: Client, model: str, settings: StringsSettings) -> _Asked:
             return
         text = (answer.reasoning or "") + answer.content
         if sampling.temperature == 0:
-            found.greedy[number] = text
+            found.greedy[number, round_] = text
         else:
             found.texts.append(text)
             found.prompts.append(number)
@@ -231,8 +242,8 @@ async def _ask(client: Client, model: str, settings: StringsSettings) -> _Asked:
         for number in range(len(settings.prompts)):
             for _ in range(settings.answers):
                 group.create_task(one(number, Sampling(temperature=settings.temperature)))
-            if settings.is_greedy:
-                group.create_task(one(number, Sampling(temperature=0.0)))
+            for round_ in range(2 * settings.is_greedy):
+                group.create_task(one(number, Sampling(temperature=0.0), round_=round_))
     return found
 
 
@@ -246,7 +257,8 @@ def _judged(asked: Mapping[str, _Asked], settings: StringsSettings) -> tuple[Str
             endpoint=tag,
             outcome=_outcome(tests[tag], p, settings),
             test=tests[tag],
-            greedy=_greedy(asked[tag].greedy, reference.greedy),
+            greedy=_greedy(asked[tag].greedy_of(0), reference.greedy_of(0)),
+            greedy_own=_greedy(asked[tag].greedy_of(0), asked[tag].greedy_of(1)),
             p_adjusted=p,
             failures=dict(asked[tag].failures),
         )

@@ -18,7 +18,11 @@ __all__ = ["Gap", "drift_gap", "rank_gap_p"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gap:
-    """Drift of one endpoint above that of another, nats per token, with its 95% interval."""
+    """Drift of one endpoint above that of another, nats per token, with its 95% interval.
+
+    The interval joins those that resampling rows gives for either (Newcombe's square-and-add); `p`
+    goes by the claim's own variances, which are exact if both tell the truth.
+    """
 
     mean_nats: float
     low: float
@@ -32,8 +36,8 @@ def drift_gap(found: Drift, reference: Drift) -> Gap:
     gap = found.mean_nats - reference.mean_nats
     return Gap(
         mean_nats=gap,
-        low=gap - 1.96 * error,
-        high=gap + 1.96 * error,
+        low=gap - math.hypot(found.mean_nats - found.low, reference.high - reference.mean_nats),
+        high=gap + math.hypot(found.high - found.mean_nats, reference.mean_nats - reference.low),
         p=float(2 * stats.norm.sf(abs(gap) / error)) if error > 0 else 1.0,
     )
 

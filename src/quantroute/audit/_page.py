@@ -6,9 +6,11 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Final
 
+from quantroute.audit._blackbox import StringsEndpoint, StringsReport
 from quantroute.audit._report import AuditReport, EndpointReport, Outcome
+from quantroute.money import format_usd
 
-__all__ = ["DETAILS", "audit_html", "details"]
+__all__ = ["DETAILS", "STRINGS_DETAILS", "audit_html", "details", "strings_details", "strings_html"]
 
 _WIDTH: Final = 420
 _HEIGHT: Final = 64
@@ -23,15 +25,22 @@ _CSS: Final = (
 )
 _CLASSES: Final = {Outcome.PASSES: "passes", Outcome.FAILS: "fails", Outcome.TOO_FEW: "few"}
 DETAILS: Final = ("95% interval", "temperature", "tokens needed", "would see")
+STRINGS_DETAILS: Final = (
+    "answers",
+    "discrepancy",
+    "1 in 20 above",
+    "p",
+    "greedy equal",
+    "greedy itself",
+    "common beginning",
+)
 
 
 def audit_html(report: AuditReport) -> str:
     """One self-contained page: verdicts, effects with intervals, rank histograms."""
     items = report.endpoints
-    return (
-        "<!doctype html><html lang='en'><meta charset='utf-8'>"
-        f"<title>audit of {escape(report.model)}</title><style>{_CSS}</style>"
-        f"<h1>Audit of {escape(report.model)}</h1>"
+    return _page(
+        report.model,
         f"<p>{escape(report.date)} run {escape(report.run or '-')}, target "
         f"{escape(report.target)}, level {report.alpha:g}, adjusted for {len(items)} endpoints.</p>"
         f"{_html_table(items)}<h2>Effect with 95% interval</h2>"
@@ -40,7 +49,46 @@ def audit_html(report: AuditReport) -> str:
         f"{_forest(items)}<h2>Rank positions</h2>"
         "<p>Level where the tokens were drawn from the claim; likeliest tokens on the left.</p>"
         f"{''.join(_histogram(item) for item in items)}<h2>Notes</h2><ul>"
-        f"{''.join(f'<li>{escape(line)}</li>' for line in report.notes)}</ul></html>"
+        f"{''.join(f'<li>{escape(line)}</li>' for line in report.notes)}</ul>",
+    )
+
+
+def strings_html(report: StringsReport) -> str:
+    """One self-contained page about a comparison of strings."""
+    items = report.endpoints
+    return _page(
+        report.model,
+        f"<p>{escape(report.date)} run {escape(report.run or '-')}, answers compared with those of "
+        f"{escape(report.reference)}, level {report.alpha:g}, adjusted for {len(items)} endpoints, "
+        f"spent {format_usd(report.spent_pusd, places=6)}.</p>"
+        f"{_strings_table(items)}<h2>Discrepancy</h2>"
+        "<p>The dot is what was seen. The bar ends where one exchange of answers in twenty goes "
+        "further: dots within it are what equal endpoints show.</p>"
+        f"{_discrepancies(items)}<h2>Notes</h2><ul><li>A failure counts; to pass proves little: "
+        "texts show less than tokens under the target's weights.</li>"
+        f"{''.join(f'<li>{escape(line)}</li>' for line in _failures(items))}</ul>",
+    )
+
+
+def strings_details(item: StringsEndpoint) -> tuple[str, ...]:
+    """Answers, discrepancy, its limit, p, and how greedy answers agree."""
+    test, greedy = item.test, item.greedy
+    return (
+        f"{test.answers[0]:,}" if test else "0",
+        f"{test.discrepancy:.4f}" if test else "-",
+        f"{test.limit:.4f}" if test else "-",
+        f"{item.p_adjusted:.2g}",
+        f"{greedy.equal_share:.0%}" if greedy else "-",
+        f"{item.greedy_own.equal_share:.0%}" if item.greedy_own else "-",
+        f"{greedy.prefix_share:.0%}" if greedy else "-",
+    )
+
+
+def _page(model: str, content: str) -> str:
+    return (
+        "<!doctype html><html lang='en'><meta charset='utf-8'>"
+        f"<title>audit of {escape(model)}</title><style>{_CSS}</style>"
+        f"<h1>Audit of {escape(model)}</h1>{content}</html>"
     )
 
 
@@ -56,24 +104,71 @@ def details(item: EndpointReport) -> tuple[str, ...]:
 
 def _html_table(items: Iterable[EndpointReport]) -> str:
     heads = ("endpoint", "verdict", "cause", "rows", "tokens", "effect", "p", *DETAILS)
-    lines = "".join(
-        f"<tr><td>{escape(item.endpoint)}</td>"
-        f"<td class={_CLASSES[item.outcome]}>{item.outcome.value}</td><td>{escape(item.cause_text)}"
-        f"</td>{_numbers(item)}</tr>"
-        for item in items
+    return _table(
+        heads,
+        (
+            _verdict(item.endpoint, item.outcome)
+            + f"<td>{escape(item.cause_text)}</td>"
+            + _numbers(
+                f"{item.rows:,}",
+                f"{item.tokens:,}",
+                f"{item.effect.mean_nats:+.4f}",
+                f"{item.p_adjusted:.2g}",
+                *details(item),
+            )
+            for item in items
+        ),
     )
-    return f"<table><tr>{''.join(f'<th>{head}</th>' for head in heads)}</tr>{lines}</table>"
 
 
-def _numbers(item: EndpointReport) -> str:
-    cells = (
-        f"{item.rows:,}",
-        f"{item.tokens:,}",
-        f"{item.effect.mean_nats:+.4f}",
-        f"{item.p_adjusted:.2g}",
-        *details(item),
+def _strings_table(items: Iterable[StringsEndpoint]) -> str:
+    heads = ("endpoint", "verdict", *STRINGS_DETAILS)
+    return _table(
+        heads,
+        (
+            _verdict(item.endpoint, item.outcome) + _numbers(*strings_details(item))
+            for item in items
+        ),
     )
+
+
+def _table(heads: Iterable[str], lines: Iterable[str]) -> str:
+    head = "".join(f"<th>{head}</th>" for head in heads)
+    return f"<table><tr>{head}</tr>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
+
+
+def _verdict(endpoint: str, outcome: Outcome) -> str:
+    return f"<td>{escape(endpoint)}</td><td class={_CLASSES[outcome]}>{outcome.value}</td>"
+
+
+def _numbers(*cells: str) -> str:
     return "".join(f"<td class=n>{escape(cell)}</td>" for cell in cells)
+
+
+def _failures(items: Iterable[StringsEndpoint]) -> list[str]:
+    return [
+        f"{item.endpoint}: {count} requests without an answer: {why}"
+        for item in items
+        for why, count in item.failures.items()
+    ]
+
+
+def _discrepancies(items: Sequence[StringsEndpoint]) -> str:
+    tests = [(item, item.test) for item in items if item.test is not None]
+    top = max((max(test.discrepancy, test.limit) for _, test in tests), default=0.0) or 1.0
+    parts = []
+    for place, (item, test) in enumerate(tests):
+        y = place * _ROW + _ROW / 2
+        colour = "#b00020" if item.outcome is Outcome.FAILS else "#225ea8"
+        parts.append(
+            f"<text x='0' y='{y + 4}'>{escape(item.endpoint)}</text>"
+            f"<rect x='200' y='{y - 6}' width='{test.limit / top * _WIDTH:.1f}' height='12' "
+            "fill='#ddd'/>"
+            f"<circle cx='{200 + test.discrepancy / top * _WIDTH:.1f}' cy='{y}' r='4' "
+            f"fill='{colour}'/>"
+        )
+    height = _ROW * max(1, len(tests))
+    return f"<svg width='{_WIDTH + 260}' height='{height}' role='img'>{''.join(parts)}</svg>"
 
 
 def _forest(items: Sequence[EndpointReport]) -> str:

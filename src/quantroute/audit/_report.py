@@ -46,8 +46,8 @@ class EndpointReport:
         p: the whole evidence: departure (from the reference where there is one), likelihood of
             other causes, forbidden tokens; times three for three looks.
         p_adjusted: for the number of endpoints (Holm).
-        tokens_needed: to see the effect with power 0.9 at 5%; None for an effect of nothing.
-        detectable_nats: the drift that so many tokens show with power 0.9 at 5%.
+        tokens_needed: to see the effect at 5% with the power that was set; None for no effect.
+        detectable_nats: the drift that so many tokens show at 5% with that power.
         count_gaps, prompt_gaps: how many answers by own tokens minus billed ones.
     """
 
@@ -121,6 +121,7 @@ class AuditReport:
     Attributes:
         method: "weights" or "strings".
         hypotheses: what was compared besides the claim and another temperature.
+        caveats: what a reader should know of the whole, in sentences.
     """
 
     model: str
@@ -129,6 +130,7 @@ class AuditReport:
     alpha: float
     endpoints: tuple[EndpointReport, ...]
     hypotheses: tuple[str, ...] = ()
+    caveats: tuple[str, ...] = ()
     skipped: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     date: str = ""
     run: str = ""
@@ -162,6 +164,7 @@ class AuditReport:
         against = f"against {self.reference}" if self.reference else "against the claim itself"
         compared = ", ".join(self.hypotheses) or "nothing"
         lines = [f"effect {against}; compared besides another temperature: {compared}"]
+        lines += self.caveats
         for item in self.endpoints:
             lines += [f"{item.endpoint}: {hint}" for hint in item.hints]
             if item.left_out:

@@ -25,11 +25,19 @@ _PAD: Final = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StringTest:
-    """Whether two sets of answers come from one distribution."""
+    """Whether two sets of answers come from one distribution.
+
+    Attributes:
+        discrepancy: mean over prompts of the squared maximum mean discrepancy.
+        usual, limit: what exchanging answers between the two makes of it: mean, and the value that
+            one exchange in twenty exceeds.
+    """
 
     answers: tuple[int, int]
     discrepancy: float
     p: float
+    usual: float = 0.0
+    limit: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +88,11 @@ def string_test(
         drawn += values[1:]
     p = (1 + int((drawn >= seen - 1e-12).sum())) / (1 + permutations)
     return StringTest(
-        answers=(len(found), len(reference)), discrepancy=seen / len(groups), p=float(p)
+        answers=(len(found), len(reference)),
+        discrepancy=seen / len(groups),
+        p=float(p),
+        usual=float(drawn.mean()) / len(groups),
+        limit=float(np.quantile(drawn, 0.95)) / len(groups),
     )
 
 

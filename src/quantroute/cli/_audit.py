@@ -34,10 +34,12 @@ __all__ = ["audit"]
 class AuditTable(Table):
     """`[audit]`: what is compared with what. Paths start from the file's folder.
 
-    With weights: `rows` and `target`. As a black box: `model`, `cap_usd` and `reference`.
+    With weights: `target`, and `rows` or the folder of `states` that extraction has made of them.
+    As a black box: `model`, `cap_usd` and `reference`.
     """
 
     rows: tuple[StrictStr, ...] = ()
+    states: StrictStr | None = None
     target: StrictStr | None = None
     device: StrictStr = "cpu"
     chat_template: StrictStr | None = None
@@ -45,8 +47,10 @@ class AuditTable(Table):
     reference: StrictStr | None = None
     formats: tuple[StrictStr, ...] | None = None
     system_prompts: tuple[StrictStr, ...] = ()
+    templates: tuple[StrictStr, ...] = ()
     models: tuple[StrictStr, ...] = ()
     alpha: StrictFloat = 0.05
+    power: StrictFloat = 0.9
     most_tokens: StrictInt = 20_000
     fewest_tokens: StrictInt = 1_000
     model: StrictStr | None = None
@@ -105,8 +109,6 @@ def audit(
     """
     if write_evidence is not None and write_evidence.exists():
         raise DatasetError(path=str(write_evidence), problem="exists; choose another name")
-    if html is not None and black_box:
-        raise ConfigurationError("--html is for audits with weights; leave it or --black-box out")
     file, now = RunFile.load(spec), datetime.now(UTC)
     table = _table(file)
     known: dict[str, str] = {"date": now.date().isoformat(), "run": spec.stem}
@@ -142,27 +144,36 @@ def _table(file: RunFile) -> AuditTable:
 
 
 def _score(file: RunFile, table: AuditTable, known: dict[str, str]) -> AuditReport:
-    if table.target is None or not table.rows:
+    if table.target is None or bool(table.rows) is bool(table.states):
         raise file.error(
-            ("audit",), "needs rows = [...] and target = '...', or --black-box for no weights"
+            ("audit",),
+            "needs target = '...' and either rows = [...] or states = '...'; or --black-box for no "
+            "weights",
         )
     try:
-        from quantroute.audit import Target, audit_weights
-        from quantroute.extraction import read_row_files
+        from quantroute.audit import Target, TargetHead, audit_states, audit_weights
+        from quantroute.extraction import StateStore, read_row_files
     except ImportError as error:
         raise ConfigurationError(
             f"an audit needs {error.name}: pip install 'quantroute[audit]'"
         ) from None
-    settings = _settings(file, table)
+    settings, folder = _settings(file, table), file.resolve(table.target)
+
+    def load() -> Target:
+        say(f"scoring with {folder.name}", err=True)
+        return Target.load(
+            folder,
+            device=table.device,
+            template=None if table.chat_template is None else file.resolve(table.chat_template),
+            trust_remote_code=table.trust_remote_code,
+        )
+
+    if table.states is not None:
+        store = StateStore.open(file.resolve(table.states))
+        head = TargetHead.read(folder, store, device=table.device)
+        return audit_states(store, head, settings, load=load, **known)
     paths = [file.resolve(path) for path in table.rows]
-    target = Target.load(
-        file.resolve(table.target),
-        device=table.device,
-        template=None if table.chat_template is None else file.resolve(table.chat_template),
-        trust_remote_code=table.trust_remote_code,
-    )
-    say(f"scoring with {target.name}", err=True)
-    return audit_weights(lambda: read_row_files(paths), target, settings, **known)
+    return audit_weights(lambda: read_row_files(paths), load(), settings, **known)
 
 
 def _settings(file: RunFile, table: AuditTable) -> AuditSettings:
@@ -170,9 +181,11 @@ def _settings(file: RunFile, table: AuditTable) -> AuditSettings:
 
     given: dict[str, Any] = {
         "system_prompts": table.system_prompts,
+        "templates": tuple(file.resolve(path) for path in table.templates),
         "models": tuple(file.resolve(path) for path in table.models),
         "reference": table.reference,
         "alpha": table.alpha,
+        "power": table.power,
         "most_tokens": table.most_tokens,
         "fewest_tokens": table.fewest_tokens,
     }
@@ -266,10 +279,10 @@ def _native(model: str, given: str | None, at: datetime) -> Quantization | None:
 
 
 def _write_page(report: AuditReport | StringsReport, path: Path) -> None:
-    from quantroute.audit import AuditReport, audit_html
+    from quantroute.audit import AuditReport, audit_html, strings_html
 
-    if isinstance(report, AuditReport):
-        atomic_write(path, audit_html(report).encode())
+    page = audit_html(report) if isinstance(report, AuditReport) else strings_html(report)
+    atomic_write(path, page.encode())
 
 
 def _print(report: AuditReport | StringsReport, *, as_json: bool) -> None:

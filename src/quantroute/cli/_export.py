@@ -5,7 +5,6 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -56,16 +55,7 @@ def export(
             help="A class of answers to export, e.g. truncated (default: good); repeatable.",
         ),
     ] = None,
-    drop_failed: Annotated[
-        Path | None,
-        typer.Option(
-            "--drop-failed-audit",
-            metavar="FILE",
-            exists=True,
-            dir_okay=False,
-            help="Leave out answers of endpoints that failed, according to this evidence file.",
-        ),
-    ] = None,
+    drop_failed_audit: options.DropFailedAudit = None,
     partial: Annotated[
         bool, typer.Option("--partial", help="Also write unfinished conversations, apart.")
     ] = False,
@@ -108,7 +98,7 @@ def export(
                     folder,
                     path,
                     chosen,
-                    drop_failed,
+                    drop_failed_audit,
                     license=license,
                     title=title,
                     overwrite=overwrite,
@@ -126,7 +116,9 @@ def export(
         )
     _refuse_existing(path, overwrite=overwrite)
     report = _loop.run(
-        _write_file(folder, path, form, chosen, drop_failed, partial=partial, overwrite=overwrite)
+        _write_file(
+            folder, path, form, chosen, drop_failed_audit, partial=partial, overwrite=overwrite
+        )
     )
     _tell_file(report, as_json=as_json)
 
@@ -215,13 +207,13 @@ def _tell_left_out(left_out: Mapping[str, int]) -> None:
 
 
 async def _failed(rows: RowSource, run: str, evidence: Path | None) -> frozenset[str]:
-    """Endpoints that an audit's evidence speaks against today."""
+    """Endpoints that an audit's evidence speaks against."""
     if evidence is None:
         return frozenset()
     table = EvidenceTable.load(evidence)
     await rows.prepare()
     model = str((await rows.run(run)).config["model"])
-    return table.failed_tags(model, at=datetime.now(UTC))
+    return table.failed_tags(model)
 
 
 def _refuse_existing(path: Path, *, overwrite: bool) -> None:

@@ -61,6 +61,7 @@ def extract(
         str | None,
         typer.Option(help='With --ray: a running cluster, or "auto". Default: this machine.'),
     ] = None,
+    drop_failed_audit: options.DropFailedAudit = None,
     as_json: options.Json = False,
 ) -> None:
     """Extract the target's hidden states for the rows of a run, into a folder of shards.
@@ -81,7 +82,7 @@ def extract(
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # the target is a folder; nothing is fetched
     from quantroute.extraction import Shard, load_extract_spec
 
-    described = load_extract_spec(spec)
+    described = load_extract_spec(spec, drop_failed_audit=drop_failed_audit)
     job = described.job(None if shard is None else Shard.parse(shard))
     need = job.prepare()
     refused = described.examples.report.as_dict().get("refused", {})

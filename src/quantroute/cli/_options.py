@@ -50,6 +50,16 @@ Native = Annotated[
         help="The model's native format, if the evidence table lacks it.",
     ),
 ]
+DropFailedAudit = Annotated[
+    Path | None,
+    typer.Option(
+        "--drop-failed-audit",
+        metavar="FILE",
+        exists=True,
+        dir_okay=False,
+        help="Leave out answers of endpoints that failed, according to this evidence file.",
+    ),
+]
 BaseUrl = Annotated[
     str,
     typer.Option(

@@ -22,10 +22,11 @@ __all__ = ["TargetWeights", "is_held_out", "stored_samples"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetWeights:
-    """Of the target: `embedding` [V, H] and `head` [V, H], as they are stored."""
+    """Of the target: `embedding` [V, H], `head` [V, H] and its `bias` [V], as they are stored."""
 
     embedding: torch.Tensor
     head: torch.Tensor
+    bias: torch.Tensor | None = None
 
     @classmethod
     def read(cls, folder: Path | str) -> TargetWeights:
@@ -39,7 +40,11 @@ class TargetWeights:
         if embedding is None:
             raise DatasetError(path=str(folder), problem="no embed_tokens.weight in it")
         head = _tensor(folder, "lm_head.weight")
-        return cls(embedding=embedding, head=embedding if head is None else head)
+        return cls(
+            embedding=embedding,
+            head=embedding if head is None else head,
+            bias=_tensor(folder, "lm_head.bias"),
+        )
 
 
 def is_held_out(row_key: str, *, share: float) -> bool:

@@ -6,7 +6,7 @@ import hashlib
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import compress, islice
 from typing import Any, Final
 
@@ -14,6 +14,7 @@ from quantroute.errors import DatasetError
 from quantroute.extraction._fp8 import FP8_NAME
 from quantroute.extraction._records import Example
 from quantroute.extraction._target import DTYPE_BYTES
+from quantroute.policy import EvidenceTable
 
 __all__ = [
     "DiskNeed",
@@ -64,7 +65,8 @@ class Selection:
     """Which examples to take, in tokens (prompt and answer). None is no limit.
 
     Under a limit, examples are taken in the order of their keys, which is as good as random and is
-    the same on each machine and whatever order the files are in.
+    the same on each machine and whatever order the files are in. Answers of endpoints that
+    `without_failed` speaks against are left out.
     """
 
     max_tokens: int | None = None
@@ -72,11 +74,18 @@ class Selection:
     max_tokens_per_endpoint: int | None = None
     max_example_tokens: int | None = None
     row_classes: Set[str] | None = None
+    without_failed: EvidenceTable | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """JSON values."""
-        facts = asdict(self)
+        facts = asdict(replace(self, without_failed=None))
         facts["row_classes"] = None if self.row_classes is None else sorted(self.row_classes)
+        # Only where it is asked for, so that folders of before the setting are still known again.
+        del facts["without_failed"]
+        if self.without_failed is not None:
+            rows = self.without_failed.serving
+            failed = {f"{row.model} {row.tag}" for row in rows if row.failed and row.tag}
+            facts["without_failed"] = sorted(failed)
         return facts
 
     def refuses(self, example: Example) -> str | None:
@@ -85,6 +94,10 @@ class Selection:
             row_class = example.provenance.get("row_class")
             if row_class not in self.row_classes:
                 return "row_class"
+        if self.without_failed is not None:
+            known = example.provenance
+            if known.get("endpoint") in self.without_failed.failed_tags(known.get("model")):
+                return "endpoint_failed"
         limit = self.max_example_tokens
         return "too_long" if limit is not None and len(example) > limit else None
 

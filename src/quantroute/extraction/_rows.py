@@ -24,7 +24,7 @@ class Turn:
         before: the messages that were sent for it, as they were sent. None if no spelling of the
             row's messages has the hash that was stored with the answer.
         record: the answer's provenance, as exported.
-        dataset: which one the prompt came from.
+        dataset: which one the prompt came from; `model`: which one was asked.
     """
 
     row: str
@@ -34,10 +34,12 @@ class Turn:
     reasoning: str | None
     record: Mapping[str, Any]
     dataset: str | None
+    model: str | None = None
 
     def provenance(self) -> dict[str, Any]:
         """What goes along with an example; JSON values."""
-        found: dict[str, Any] = {"row_key": self.row, "turn": self.number, "dataset": self.dataset}
+        found: dict[str, Any] = {"row_key": self.row, "turn": self.number}
+        found |= {"dataset": self.dataset, "model": self.model}
         return found | {name: self.record.get(name) for name in _KEPT}
 
 
@@ -99,6 +101,7 @@ def turns_of(row: Mapping[str, Any]) -> Iterator[Turn]:
             reasoning=messages[place].get("reasoning"),
             record=record,
             dataset=row.get("dataset"),
+            model=row.get("model"),
         )
 
 

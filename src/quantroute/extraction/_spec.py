@@ -22,6 +22,7 @@ from quantroute.extraction._source import StateSource
 from quantroute.extraction._target import Target
 from quantroute.extraction._transformers import TransformersSource
 from quantroute.extraction._vllm import VllmSource
+from quantroute.policy import EvidenceTable
 
 __all__ = ["ExtractSpec", "load_extract_spec"]
 
@@ -65,6 +66,7 @@ class _ExtractTable(Table):
     classes: tuple[StrictStr, ...] = ("good",)
     thinking: Literal["auto", "on", "off"] = "auto"
     chat_template: StrictStr | None = None
+    drop_failed_audit: StrictStr | None = None
 
 
 class _File(Table):
@@ -81,6 +83,7 @@ class ExtractSpec:
     out: Path
     examples: ExampleFiles
     path_map: tuple[str, Path] | None
+    failed: EvidenceTable | None = None
 
     @property
     def dtype(self) -> str:
@@ -113,6 +116,7 @@ class ExtractSpec:
                     max_tokens_per_dataset=table.max_tokens_per_dataset,
                     max_tokens_per_endpoint=table.max_tokens_per_endpoint,
                     max_example_tokens=table.max_example_tokens,
+                    without_failed=self.failed,
                 ),
                 source=source,
             ),
@@ -157,8 +161,11 @@ class ExtractSpec:
         )
 
 
-def load_extract_spec(path: Path | str) -> ExtractSpec:
+def load_extract_spec(path: Path | str, *, drop_failed_audit: Path | None = None) -> ExtractSpec:
     """The `[extract]` table of a file. Paths in it are relative to the file.
+
+    Args:
+        drop_failed_audit: an evidence table, in place of the one the file names.
 
     Raises:
         ConfigurationError: not readable, or a setting that cannot be meant.
@@ -195,6 +202,7 @@ def load_extract_spec(path: Path | str) -> ExtractSpec:
             trust_remote_code=table.trust_remote_code,
         ),
         path_map=None if local is None else (str(table.server_folder), file.resolve(local)),
+        failed=_failed(table, file, drop_failed_audit),
     )
 
 
@@ -212,6 +220,18 @@ def _rows(table: _ExtractTable, file: RunFile, run_folder: Path) -> tuple[Path, 
     if not names:
         raise file.error(("extract", "rows"), "names no file")
     return tuple(file.resolve(name) for name in names)
+
+
+def _failed(table: _ExtractTable, file: RunFile, given: Path | None) -> EvidenceTable | None:
+    if given is not None:
+        return EvidenceTable.load(given)
+    if table.drop_failed_audit is None:
+        return None
+    try:
+        return EvidenceTable.load(file.resolve(table.drop_failed_audit))
+    except ConfigurationError as error:
+        hint = "`quantroute audit --write-evidence` writes it"
+        raise file.error(("extract", "drop_failed_audit"), f"{error}; {hint}") from None
 
 
 def _layers(table: _ExtractTable, target: Target, file: RunFile) -> LayerIds:

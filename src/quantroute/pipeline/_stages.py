@@ -111,6 +111,12 @@ def _target(spec: PipelineSpec) -> Files:
     return {name: path for name, path in found.items() if path.exists()}
 
 
+def _failed(spec: PipelineSpec) -> Files:
+    """The audit's findings whose rows are left out, if the file asks for it."""
+    named = spec.tables["extract"].get("drop_failed_audit")
+    return {} if named is None else {"failed audit": spec.path.parent / str(named)}
+
+
 def _weights(spec: PipelineSpec) -> Files:
     """Of the checkpoint that counts; only one of the two trainers' files is there."""
     checkpoint = find_checkpoint(spec.drafter)
@@ -142,7 +148,11 @@ STAGES: Final = (
     Stage(
         name="extract",
         tables=("extract",),
-        inputs=lambda spec: {"rows": contents.rows(spec.rows), **_target(spec)},
+        inputs=lambda spec: {
+            "rows": contents.rows(spec.rows),
+            **_target(spec),
+            **_failed(spec),
+        },
         outputs=lambda spec: {"states": contents.states(spec.states)},
         owns=lambda spec: (spec.states,),
         work=_extract,

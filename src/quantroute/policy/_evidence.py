@@ -166,13 +166,20 @@ class EvidenceTable:
         found = [row for row in self.serving if _same(row.model, ids) and row.speaks_of(endpoint)]
         return next((row for row in found if row.is_fresh(at)), found[0] if found else None)
 
-    def failed_tags(self, model: str, *, at: dt.datetime) -> frozenset[str]:
-        """Tags whose fresh rows say that they do not serve the model."""
-        ids = self._ids(model)
+    def failed_tags(self, model: str | None, *, at: dt.datetime | None = None) -> frozenset[str]:
+        """Tags whose rows say that they do not serve the model.
+
+        Args:
+            model: None for any model.
+            at: only rows that are fresh then. For answers that were bought already, leave it out:
+                they do not become better by waiting until the finding expires.
+        """
+        failed = [row for row in self.serving if row.failed and row.tag is not None]
+        ids = () if model is None else self._ids(model)
         return frozenset(
-            row.tag
-            for row in self.serving
-            if row.failed and row.tag is not None and row.is_fresh(at) and _same(row.model, ids)
+            str(row.tag)
+            for row in failed
+            if (at is None or row.is_fresh(at)) and (model is None or _same(row.model, ids))
         )
 
     def _ids(self, model: str) -> tuple[str, ...]:

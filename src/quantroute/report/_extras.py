@@ -18,6 +18,7 @@ __all__ = [
     "Extras",
     "Found",
     "TrainingCurve",
+    "audit_line",
     "find_extras",
     "is_number",
     "read_acceptance",
@@ -142,6 +143,36 @@ def read_audit(data: Mapping[str, Any]) -> tuple[Mapping[str, Any], Sequence[Map
         if isinstance(listed, list) and listed and all(isinstance(x, Mapping) for x in listed):
             return {key: value for key, value in data.items() if key != name}, listed
     return data, ()
+
+
+def audit_line(item: Mapping[str, Any]) -> Mapping[str, Any]:
+    """One endpoint in a few words, if it is as `quantroute audit` writes it; else as it is."""
+    if not isinstance(item.get("outcome"), str):
+        return item
+    line: dict[str, Any] = {"endpoint": item.get("endpoint"), "verdict": item["outcome"]}
+    cause, effect, test, greedy = (
+        found if isinstance(found := item.get(name), Mapping) else {}
+        for name in ("cause", "effect", "test", "greedy")
+    )
+    if cause:
+        line |= {"cause": cause.get("text"), "rows": item.get("rows"), "tokens": item.get("tokens")}
+    if effect:
+        line["effect, nats a token"] = _signed(effect.get("mean_nats"))
+        line["95% interval"] = f"{_signed(effect.get('low'))} to {_signed(effect.get('high'))}"
+    if test:
+        answers = test.get("answers")
+        line["answers"] = answers[0] if isinstance(answers, list) and answers else answers
+        line |= {"discrepancy": test.get("discrepancy"), "1 in 20 above": test.get("limit")}
+    line["p"] = item.get("p_adjusted")
+    if greedy:
+        line["greedy answers equal"] = greedy.get("equal_share")
+    if hints := item.get("hints"):
+        line["hints"] = "; ".join(map(str, hints)) if isinstance(hints, list) else hints
+    return line
+
+
+def _signed(value: object) -> str:
+    return f"{value:+.4f}" if is_number(value) else "-"
 
 
 def read_training(rows: Iterable[Mapping[str, Any]]) -> tuple[TrainingCurve, ...]:

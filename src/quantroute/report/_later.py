@@ -11,6 +11,7 @@ from quantroute.report._extras import (
     Extras,
     Found,
     TrainingCurve,
+    audit_line,
     read_acceptance,
     read_audit,
     read_training,
@@ -31,7 +32,9 @@ def audit(extras: Extras) -> Html:
     rest, found = read_audit(data)
     return card(
         "Audit",
-        table_of(found, caption="Audit by endpoint") if found else "",
+        table_of([audit_line(item) for item in found], caption="Audit by endpoint")
+        if found
+        else "",
         tag("details", tag("summary", "More"), plain_tables(rest, caption="Audit")),
         wide=True,
     )

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from quantroute.audit import AuditReport, Outcome, StringsReport
-from quantroute.audit._page import DETAILS, details
+from quantroute.audit._page import DETAILS, STRINGS_DETAILS, details, strings_details
 from quantroute.report._tables import _Fitting, _table
 
 __all__ = ["audit_table", "strings_table"]
@@ -52,16 +52,9 @@ def strings_table(report: StringsReport) -> RenderableType:
     table = _table(f"{report.model}: answers against {report.reference}", is_wide=True)
     for name in ("endpoint", "verdict"):
         table.add_column(name)
-    for name in ("answers", "discrepancy", "p", "greedy equal", "common beginning"):
+    for name in STRINGS_DETAILS:
         table.add_column(name, justify="right")
     for item in report.endpoints:
-        table.add_row(
-            item.endpoint,
-            Text(item.outcome.value, style=_STYLES[item.outcome]),
-            f"{item.test.answers[0]:,}" if item.test else "0",
-            f"{item.test.discrepancy:.4f}" if item.test else "-",
-            f"{item.p_adjusted:.2g}",
-            f"{item.greedy.equal_share:.0%}" if item.greedy else "-",
-            f"{item.greedy.prefix_share:.0%}" if item.greedy else "-",
-        )
+        verdict = Text(item.outcome.value, style=_STYLES[item.outcome])
+        table.add_row(item.endpoint, verdict, *strings_details(item))
     return table
