@@ -38,7 +38,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Target:
 
 
 def job(target: Target, out: Path, **changed: Any) -> Extraction:
-    own = {name: changed.pop(name) for name in ("part", "free_bytes") if name in changed}
+    own = {name: changed.pop(name) for name in ("shard", "free_bytes") if name in changed}
     rows = changed.pop("rows", MANY)
     settings = {"dtype": "float32", "shard_bytes": SHARD_BYTES, "margin_bytes": 0} | changed
     return Extraction(
@@ -145,7 +145,7 @@ async def test_a_cancelled_run_leaves_no_thread_behind_that_still_writes(
     for _ in range(5):
         await asyncio.sleep(0)
     assert not task.done()
-    assert is_locked(tmp_path / "s/locks/1-of-1.lock")
+    assert is_locked(tmp_path / "s/locks/0-of-1.lock")
     go_on.set()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -199,7 +199,7 @@ async def test_parts_by_many_workers_give_the_same_files(target: Target, tmp_pat
 
 async def test_a_second_writer_is_refused(target: Target, tmp_path: Path) -> None:
     with (
-        FileLock(tmp_path / "s/locks/1-of-1.lock"),
+        FileLock(tmp_path / "s/locks/0-of-1.lock"),
         pytest.raises(JournalError, match="in use by process"),
     ):
         await job(target, tmp_path / "s").run(FakeSource(target, LAYERS))

@@ -193,18 +193,15 @@ def test_an_audit_is_shown_in_a_few_words(run_folder: Path) -> None:
         "greedy": {"equal_share": 0.75},
         "p_adjusted": 0.4,
     }
-    (run_folder / "audit.json").write_text(json.dumps({"endpoints": [by_weights, by_strings]}))
-    outline = outline_of(run_folder)
-    for words in (
-        "precision: nvfp4",
-        "+0.4552",
-        "+0.3600 to -",
-        "9 tokens more",
-        "greedy answers equal",
-        "0.75",
+    for endpoint, shown in (
+        (by_weights, ("precision: nvfp4", "+0.4552", "+0.3600 to -", "9 tokens more")),
+        (by_strings, ("0.0125", "greedy answers equal", "0.75")),
     ):
-        assert words in outline.text
-    assert "confidence" not in outline.text  # the rest is in the file
+        (run_folder / "audit.json").write_text(json.dumps({"endpoints": [endpoint]}))
+        outline = outline_of(run_folder)
+        for words in shown:
+            assert words in outline.text
+        assert "confidence" not in outline.text  # the rest is in the file
 
 
 @pytest.mark.parametrize(
