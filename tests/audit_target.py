@@ -105,19 +105,13 @@ def served_rows(
     form: str | None = None,
     temperature: float = 1.0,
     system: str | None = None,
-    opening: str = "",
     seed: int = 0,
 ) -> list[dict[str, Any]]:
-    """Exported rows as an endpoint would have answered them.
-
-    Args:
-        opening: letters that its template puts before the answer.
-    """
+    """Exported rows as an endpoint would have answered them."""
     rows = []
     with target.in_format(form):
         for number, question in enumerate(QUESTIONS):
             prompt = prompt_ids(target, question, system)
-            prompt += [target.tokenizer._hf.convert_tokens_to_ids(letter) for letter in opening]
             answers = sample(
                 target.model,
                 [prompt] * rollouts,

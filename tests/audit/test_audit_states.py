@@ -110,7 +110,8 @@ def test_the_model_is_asked_about_suspects_alone(
     report = audit_states(store, head, SETTINGS, load=load)
     found = {item.endpoint: item.cause for item in report.endpoints}
     assert found["cheap/int4"].hypothesis.kind is CauseKind.PRECISION
-    assert set(found["honest/int4"].log_ratios) < set(found["cheap/int4"].log_ratios)
+    assert "precision: nvfp4" in found["cheap/int4"].log_ratios
+    assert "precision: nvfp4" not in found["honest/int4"].log_ratios
     assert len(asked) == 1
     trusting = AuditSettings(formats=("nvfp4",), fewest_tokens=100, alpha=1e-200)
     audit_states(store, head, trusting, load=load)

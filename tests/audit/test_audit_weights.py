@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from quantroute.audit import (
 )
 from quantroute.domain import Quantization
 from quantroute.errors import ConfigurationError, DatasetError
+from quantroute.extraction import TargetTokenizer
 from quantroute.policy import EvidenceTable
 from quantroute.report.audit import audit_table
 
@@ -112,15 +114,18 @@ def test_a_hidden_system_prompt_that_nobody_guessed_is_no_precision(
 
 
 def test_another_template_is_named(target: Target, rows: dict[str, Rows], tmp_path: Path) -> None:
-    template = tmp_path / "opened.jinja"
-    template.write_text(target.tokenizer.template.replace("assistant\\n", "assistant\\nzzqq: "))
-    odd = served_rows(target, "odd/int4", opening="zzqq: ", rollouts=48, seed=7)
+    template = tmp_path / "verbose.jinja"
+    template.write_text(target.tokenizer.template.replace("<|im_start|>", "<|im_start|>Now zzqq "))
+    odd = replace(
+        target, tokenizer=TargetTokenizer.load(target.tokenizer.folder, template=template)
+    )
+    told = served_rows(odd, "odd/int4", rollouts=48, seed=7)
     settings = AuditSettings(formats=("nvfp4",), templates=(template,), fewest_tokens=100)
-    report = audit_weights(lambda: [*odd, *rows["honest/int4"]], target, settings)
+    report = audit_weights(lambda: [*told, *rows["honest/int4"]], target, settings)
     found = of(report, "odd/int4")
-    assert str(found.cause.hypothesis) == "template: opened"
+    assert str(found.cause.hypothesis) == "template: verbose"
     assert of(report, "honest/int4").outcome is Outcome.PASSES
-    assert "template: opened" in report.hypotheses
+    assert "template: verbose" in report.hypotheses
 
 
 def test_the_wanted_power_sets_the_tokens_needed(target: Target, rows: dict[str, Rows]) -> None:
