@@ -88,7 +88,9 @@ def score_others(
         names.append(Hypothesis(CauseKind.PRECISION, form))
         with target.in_format(form):
             _score(names[-1], target.model, kept, scores)
-    for supposed, change, tokenizer in _other_prompts(target, settings) if rows else ():
+    for supposed, change, tokenizer in _other_prompts(target, settings):
+        if rows is None:
+            break
         names.append(supposed)
         answers = _prompted(rows, kept, settings, change, tokenizer)
         if answers is not None:
