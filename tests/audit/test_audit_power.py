@@ -34,7 +34,7 @@ from quantroute.audit import (
 
 torch = pytest.importorskip("torch", reason="needs the extra `audit`")
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 SYSTEM = "You sell boats and nothing else"
 CLAIM = Hypothesis(CauseKind.AS_CLAIMED)

@@ -174,34 +174,42 @@ def test_what_other_stages_left_is_shown(run_folder: Path) -> None:
     assert "Audit: no file" not in outline.text
 
 
-def test_an_audit_is_shown_in_a_few_words(run_folder: Path) -> None:
-    by_weights = {
-        "endpoint": "alpha/int4",
-        "outcome": "fails",
-        "cause": {"text": "precision: nvfp4", "confidence": 0.99},
-        "rows": 40,
-        "tokens": 3_200,
-        "drift": {"z": 9.6},
-        "effect": {"mean_nats": 0.4552, "low": 0.36, "high": None},
-        "p_adjusted": 0.0001,
-        "hints": ["prompts were billed with 9 tokens more"],
-    }
-    by_strings = {
-        "endpoint": "beta/int4",
-        "outcome": "passes",
-        "test": {"answers": [100, 98], "discrepancy": 0.0125, "limit": 0.03},
-        "greedy": {"equal_share": 0.75},
-        "p_adjusted": 0.4,
-    }
-    for endpoint, shown in (
-        (by_weights, ("precision: nvfp4", "+0.4552", "+0.3600 to -", "9 tokens more")),
-        (by_strings, ("0.0125", "greedy answers equal", "0.75")),
-    ):
-        (run_folder / "audit.json").write_text(json.dumps({"endpoints": [endpoint]}))
-        outline = outline_of(run_folder)
-        for words in shown:
-            assert words in outline.text
-        assert "confidence" not in outline.text  # the rest is in the file
+BY_WEIGHTS = {
+    "endpoint": "alpha/int4",
+    "outcome": "fails",
+    "cause": {"text": "precision: nvfp4", "confidence": 0.99},
+    "rows": 40,
+    "tokens": 3_200,
+    "drift": {"z": 9.6},
+    "effect": {"mean_nats": 0.4552, "low": 0.36, "high": None},
+    "p_adjusted": 0.0001,
+    "hints": ["prompts were billed with 9 tokens more"],
+}
+BY_STRINGS = {
+    "endpoint": "beta/int4",
+    "outcome": "passes",
+    "test": {"answers": [100, 98], "discrepancy": 0.0125, "limit": 0.03},
+    "greedy": {"equal_share": 0.75},
+    "p_adjusted": 0.4,
+}
+
+
+@pytest.mark.parametrize(
+    ("item", "shown"),
+    [
+        (BY_WEIGHTS, ("precision: nvfp4", "+0.4552", "+0.3600 to -", "9 tokens more")),
+        (BY_STRINGS, ("passes", "greedy answers equal", "0.75", "1 in 20 above")),
+    ],
+    ids=["weights", "strings"],
+)
+def test_an_audit_is_shown_in_a_few_words(
+    run_folder: Path, item: dict[str, object], shown: tuple[str, ...]
+) -> None:
+    (run_folder / "audit.json").write_text(json.dumps({"endpoints": [item]}))
+    outline = outline_of(run_folder)
+    for words in shown:
+        assert words in outline.text
+    assert "confidence" not in outline.text  # the rest is in the file
 
 
 @pytest.mark.parametrize(
