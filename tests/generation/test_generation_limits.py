@@ -91,3 +91,36 @@ def test_the_limit_is_always_between_one_and_the_users(
         quote=QUOTE, input_tokens=input_tokens, remaining_pusd=remaining
     )
     assert 1 <= chosen <= full
+
+
+@given(
+    st.integers(1, 50_000), st.integers(1, 5_000), st.integers(0, 10**4), st.integers(0, 3 * 10**15)
+)
+def test_what_goes_unasked_would_have_been_given_the_full_limit(
+    full: int, slots: int, input_tokens: int, remaining_pusd: int
+) -> None:
+    """Whatever each of them costs, the money would still have been plenty for the next."""
+    chosen = limits(full=full, slots=slots)
+    chosen.choose(quote=QUOTE, input_tokens=input_tokens, remaining_pusd=remaining_pusd)
+    worst_pusd = QUOTE.cost_pusd(input_tokens=input_tokens, output_tokens=full)
+    afresh = limits(full=full, slots=slots)
+    unasked = 0
+    while chosen.is_plenty_for(input_tokens):
+        unasked += 1
+        remaining_pusd -= worst_pusd
+        limit = afresh.choose(quote=QUOTE, input_tokens=input_tokens, remaining_pusd=remaining_pusd)
+        assert limit == full
+    assert unasked <= 64
+
+
+def test_a_longer_prompt_or_a_refusal_asks_again() -> None:
+    chosen = limits()
+    assert not chosen.is_plenty_for(100)
+    chosen.choose(quote=QUOTE, input_tokens=100, remaining_pusd=100 * DOLLAR)
+    assert chosen.is_plenty_for(100)
+    assert not chosen.is_plenty_for(101)
+    chosen.look_again()
+    assert not chosen.is_plenty_for(100)
+    chosen.choose(quote=QUOTE, input_tokens=100, remaining_pusd=100 * DOLLAR)
+    assert chosen.choose(quote=QUOTE, input_tokens=0, remaining_pusd=44 * DOLLAR) == 9_650
+    assert not chosen.is_plenty_for(0)

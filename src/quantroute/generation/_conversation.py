@@ -152,6 +152,7 @@ class Conversation:
                     return completion
             except BudgetExceeded:
                 # It may have waited for money since the limit was chosen: would one of now fit?
+                self.limits.look_again()
                 limit_now = await self._limit(messages)
                 if limit_now >= limit_tokens:
                     raise
@@ -179,14 +180,15 @@ class Conversation:
         """The output limit to ask with: after a cut, a larger one than that."""
         if self._cut_at_tokens is not None:
             return self.limits.after_cut(self._cut_at_tokens) or self.limits.full_tokens
-        if not self.limits.is_elastic:
+        input_tokens = input_bound_tokens(messages)
+        if not self.limits.is_elastic or self.limits.is_plenty_for(input_tokens):
             return self.limits.full_tokens
         *above, own = map(
             self.client.ledger.balance, lineage(account_of(self.config, self.row.prompt.dataset))
         )
         return self.limits.choose(
             quote=await self.client.quote(self.config.model, self.config.sampling),
-            input_tokens=input_bound_tokens(messages),
+            input_tokens=input_tokens,
             remaining_pusd=remaining_pusd(own, above, datasets=self.limits.datasets()),
         )
 

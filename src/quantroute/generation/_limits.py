@@ -34,6 +34,9 @@ _LEAST_SEEN: Final = 64
 LENGTHS_KEPT: Final = 2_048
 _REFRESH_EVERY: Final = 64
 _GROWTH: Final = 2
+#: Requests at most that go without a look at the money after one that found plenty. Far fewer than
+#: the slots, for which plenty is reckoned, so what others spend meanwhile changes little.
+_UNASKED: Final = 64
 
 
 class Ordinary(NamedTuple):
@@ -88,6 +91,23 @@ class OutputLimits:
     datasets: Callable[[], int] = lambda: 1
     is_elastic: bool = True
     lengths: LengthModel = field(default_factory=LengthModel)
+    _unasked: int = field(default=0, init=False)
+    _unasked_input_tokens: int = field(default=0, init=False)
+
+    def is_plenty_for(self, input_tokens: int) -> bool:
+        """Whether the last `choose` left so much that this request gets the full limit unasked.
+
+        It found money for this many more at their worst, beyond what it takes for plenty; each of
+        them counts once.
+        """
+        if self._unasked <= 0 or input_tokens > self._unasked_input_tokens:
+            return False
+        self._unasked -= 1
+        return True
+
+    def look_again(self) -> None:
+        """The next request is not to go unasked: a reservation was refused."""
+        self._unasked = 0
 
     def choose(self, *, quote: Quote | None, input_tokens: int, remaining_pusd: int | None) -> int:
         """The limit for the next request.
@@ -101,6 +121,7 @@ class OutputLimits:
             input_tokens: bound of the prompt.
             remaining_pusd: what is not spent for good yet, reserved or not; None without a cap.
         """
+        self._unasked = 0
         if not self.is_elastic or remaining_pusd is None or quote is None:
             return self.full_tokens
         ordinary = self.lengths.ordinary()
@@ -110,12 +131,18 @@ class OutputLimits:
             input_tokens=input_tokens,
             output_tokens=self.full_tokens + math.ceil(ordinary.mean_tokens),
         )
-        if remaining_pusd >= plenty_pusd or not quote.output_pusd:
-            return self.full_tokens  # as for most of a run, and without the fractions below
+        if remaining_pusd >= plenty_pusd or not quote.output_pusd:  # as for most of a run
+            self._note_plenty(quote, input_tokens, spare_pusd=remaining_pusd - plenty_pusd)
+            return self.full_tokens
         fixed_pusd = quote.cost_pusd(input_tokens=input_tokens, output_tokens=0)
         share_tokens = (remaining_pusd / self.slots - fixed_pusd) / quote.output_pusd
         affordable = math.floor(share_tokens - ordinary.mean_tokens)
         return min(self.full_tokens, max(affordable, ordinary.most_tokens, 1))
+
+    def _note_plenty(self, quote: Quote, input_tokens: int, *, spare_pusd: int) -> None:
+        worst_pusd = quote.cost_pusd(input_tokens=input_tokens, output_tokens=self.full_tokens)
+        self._unasked = max(0, min(_UNASKED, spare_pusd // max(1, worst_pusd)))
+        self._unasked_input_tokens = input_tokens
 
     def after_cut(self, limit_tokens: int) -> int | None:
         """The limit to ask with again after an answer was cut; None if it was the full one."""
