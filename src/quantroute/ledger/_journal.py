@@ -61,7 +61,8 @@ _sums_of: Final = attrgetter(*_SUMS)
 _usage_values: Final = attrgetter(*_USAGE_COLUMNS)
 _NO_USAGE: Final = (None,) * len(_USAGE_COLUMNS)
 _entry_values: Final = attrgetter(
-    *("status.value" if name == "status" else name for name in _ENTRY_COLUMNS)
+    # `_value_`, here and below: `value` of an Enum is a property in Python, six times as slow.
+    *("status._value_" if name == "status" else name for name in _ENTRY_COLUMNS)
 )
 JOURNAL_COLUMNS: Final = (
     "at_s", "kind", "entry_id", "account", "endpoint", "amount_pusd", "basis", "input_tokens",
@@ -116,7 +117,7 @@ class Books:
     """Called on the writer thread after each transaction that changed an account."""
     _records: list[tuple[Any, ...]] = field(default_factory=list)
     _entries: dict[EntryId, None] = field(default_factory=dict)  # an ordered set
-    _accounts: dict[Account, None] = field(default_factory=dict)
+    _touched: dict[Account, None] = field(default_factory=dict)  # all above each changed as well
     _is_committed: bool = True
     _data_version: int | None = None
 
@@ -136,17 +137,21 @@ class Books:
             also(connection)
         self._records.append(encode_record(record, account, endpoint))
         self.state.apply(record)
-        match record:
+        match record:  # the most frequent first, here and below: to find what one is not costs
+            case Reserved() | Posted() | Voided() | Held():
+                assert account is not None  # or `check` would have raised
+                self._entries[record.entry_id] = None
+                self._touched[account] = None
+            case Identified():
+                self._entries[record.entry_id] = None
             case CapSet():
-                self._accounts.update(dict.fromkeys(lineage(record.account)))
+                self._touched[record.account] = None
             case Noted():
                 connection.execute(
                     "INSERT OR REPLACE INTO notes VALUES (?, ?)", (record.key, record.value)
                 )
             case _:
-                self._entries[record.entry_id] = None
-                if account is not None and not isinstance(record, Identified):
-                    self._accounts.update(dict.fromkeys(lineage(account)))
+                assert_never(record)
 
     def write(self, connection: sqlite3.Connection) -> None:
         """Write what was gathered, for whoever reads the tables within the transaction."""
@@ -170,7 +175,7 @@ class Books:
         if version != self._data_version or not self._is_committed:
             # Another process wrote, or our last transaction was rolled back: the cache may be
             # wrong, and what was gathered is void.
-            for gathered in (self._records, self._entries, self._accounts):
+            for gathered in (self._records, self._entries, self._touched):
                 gathered.clear()
             self.state.accounts.clear()
             self.state.entries.clear()
@@ -181,17 +186,23 @@ class Books:
 
     def before_commit(self, connection: sqlite3.Connection) -> None:
         self.write(connection)
-        accounts = [_encode_account(path, self.state.accounts[path]) for path in self._accounts]
+        accounts = [_encode_account(path, self.state.accounts[path]) for path in self._changed()]
         insert_rows(connection, _SAVE_ACCOUNTS, accounts)
 
     def on_commit(self) -> None:
         self._is_committed = True
-        if not self._accounts:
+        if not self._touched:
             return
-        self.published.update({path: replace(self.state.accounts[path]) for path in self._accounts})
-        self._accounts.clear()
+        self.published.update(
+            (path, replace(self.state.accounts[path])) for path in self._changed()
+        )
+        self._touched.clear()
         if self.on_change is not None:
             self.on_change()
+
+    def _changed(self) -> dict[Account, None]:
+        """The accounts whose sums have changed."""
+        return dict.fromkeys(path for account in self._touched for path in lineage(account))
 
     # -- loading ----------------------------------------------------------------------------------
 
@@ -199,26 +210,32 @@ class Books:
         self, connection: sqlite3.Connection, record: Record
     ) -> tuple[Account | None, str | None]:
         """Bring what `record` touches into the working set; its account and endpoint."""
-        if isinstance(record, Noted):
-            return None, None
         endpoint: str | None = None
-        if isinstance(record, CapSet):
-            account = record.account
-        elif isinstance(record, Reserved):
-            account, endpoint = record.account, record.endpoint
-        else:
-            entry = self._load_entry(connection, record.entry_id)
-            if entry is None:
-                return None, None  # `check` says why it cannot be
-            account, endpoint = entry.account, entry.endpoint
-            if isinstance(record, Posted) and record.charge.basis is Basis.RECORD:
-                generation_id = record.charge.generation_id
-                if generation_id is not None:
-                    self.state.recorded |= read_recorded(connection, (generation_id,))
-        for path in lineage(account):
-            if path not in self.state.accounts:
-                self.state.accounts[path] = _read_account(connection, path) or AccountState()
+        match record:
+            case Reserved():
+                account, endpoint = record.account, record.endpoint
+            case Posted() | Voided() | Held() | Identified():
+                entry = self._load_entry(connection, record.entry_id)
+                if entry is None:
+                    return None, None  # `check` says why it cannot be
+                account, endpoint = entry.account, entry.endpoint
+                if isinstance(record, Posted) and record.charge.basis is Basis.RECORD:
+                    self._load_recorded(connection, record.charge.generation_id)
+            case CapSet():
+                account = record.account
+            case Noted():
+                return None, None
+            case _:
+                assert_never(record)
+        if account not in self.state.accounts:  # where it is, all above it are
+            for path in lineage(account):
+                if path not in self.state.accounts:
+                    self.state.accounts[path] = _read_account(connection, path) or AccountState()
         return account, endpoint
+
+    def _load_recorded(self, connection: sqlite3.Connection, generation_id: str | None) -> None:
+        if generation_id is not None:
+            self.state.recorded |= read_recorded(connection, (generation_id,))
 
     def _load_entry(self, connection: sqlite3.Connection, entry_id: EntryId) -> OpenEntry | None:
         entry = self.state.entries.get(entry_id)
@@ -293,10 +310,12 @@ def _read_account(connection: sqlite3.Connection, path: Account) -> AccountState
 
 def encode_record(record: Record, account: Account | None, endpoint: str | None) -> tuple[Any, ...]:
     """A journal row. Posted and voided rows repeat account and endpoint, for sums by either."""
-    row = functools.partial(_row, at_s=record.at_s, kind=_KINDS[type(record)], account=account)
     match record:
         case Reserved():
-            return row(
+            return _row(
+                at_s=record.at_s,
+                kind="reserved",
+                account=account,
                 entry_id=record.entry_id,
                 endpoint=endpoint,
                 amount_pusd=record.amount_pusd,
@@ -306,29 +325,39 @@ def encode_record(record: Record, account: Account | None, endpoint: str | None)
             )
         case Posted():
             charge = record.charge
-            return row(
+            return _row(
+                at_s=record.at_s,
+                kind="posted",
+                account=account,
                 entry_id=record.entry_id,
                 endpoint=endpoint,
                 amount_pusd=charge.amount_pusd,
-                basis=charge.basis.value,
+                basis=charge.basis._value_,
                 usage=charge.usage,
                 generation_id=charge.generation_id,
                 flags=" ".join(charge.flags) or None,
             )
+    row = functools.partial(_row, at_s=record.at_s, account=account)
+    match record:
         case Identified():
-            return row(entry_id=record.entry_id, generation_id=record.generation_id)
+            return row(
+                kind="identified", entry_id=record.entry_id, generation_id=record.generation_id
+            )
         case Voided():
-            return row(entry_id=record.entry_id, endpoint=endpoint, reason=record.reason)
+            return row(
+                kind="voided", entry_id=record.entry_id, endpoint=endpoint, reason=record.reason
+            )
         case Held():
             return row(
+                kind="held",
                 entry_id=record.entry_id,
                 reason=record.reason,
                 generation_id=record.generation_id,
             )
         case CapSet():
-            return row(amount_pusd=None if record.cap is NO_CAP else record.cap)
+            return row(kind="cap set", amount_pusd=None if record.cap is NO_CAP else record.cap)
         case Noted():
-            return row(reason=record.key, flags=record.value)
+            return row(kind="noted", reason=record.key, flags=record.value)
         case _:
             assert_never(record)
 
@@ -361,17 +390,6 @@ def _row(
 def _encode_account(path: Account, state: AccountState) -> tuple[Any, ...]:
     cap = None if state.cap is NO_CAP else state.cap
     return path, cap, *_sums_of(state)
-
-
-_KINDS: Final[dict[type[Any], str]] = {
-    CapSet: "cap set",
-    Reserved: "reserved",
-    Identified: "identified",
-    Posted: "posted",
-    Voided: "voided",
-    Held: "held",
-    Noted: "noted",
-}
 
 
 def decode_record(row: dict[str, Any]) -> Record:
