@@ -8,19 +8,21 @@ from collections.abc import Callable, Mapping
 from operator import attrgetter
 from typing import Any, Final
 
-from quantroute.domain import RowKey, canonical_json
+from quantroute.domain import RowKey, canonical_json, canonical_texts
 from quantroute.errors import JournalError
 from quantroute.generation._prompts import Prompt
 from quantroute.generation._quality import RowClass
-from quantroute.generation._records import RowState, StoredRow, TurnRecord, current_chain
+from quantroute.generation._records import RowId, RowState, StoredRow, TurnRecord, current_chain
 
 __all__ = [
+    "NEW_ROW_COLUMNS",
     "ROW_COLUMNS",
     "TURN_COLUMNS",
     "column_of",
     "create_tables",
     "load_row",
     "load_turn",
+    "new_row_values",
     "text_of",
     "turn_values",
 ]
@@ -96,6 +98,10 @@ ROW_COLUMNS: Final = (
     "row_id, key, dataset, prompt_id, rollout, system, user_turns, metadata, "
     "state, row_class, problem"
 )
+NEW_ROW_COLUMNS: Final = (
+    "run_id", "key", "dataset", "prompt_id", "rollout", "system", "user_turns", "metadata",
+    "state", "row_class", "turns_done", "changed_at_s",
+)  # fmt: skip
 _JSON: Final = frozenset({"precision", "sampling"})
 _LISTS: Final = frozenset({"details", "flags"})
 _MOST_KNOWN_JSON: Final = 64
@@ -121,6 +127,33 @@ def create_tables(connection: sqlite3.Connection, *, path: str) -> None:
             problem=f"its rows were written by a newer quantroute (layout {layout}, this one "
             f"knows {LAYOUT}); upgrade quantroute",
         )
+
+
+def new_row_values(
+    run_id: int,
+    row: RowId,
+    at_s: float,
+    *,
+    state: RowState = RowState.OPEN,
+    row_class: RowClass | None = None,
+    turns_done: int = 0,
+) -> tuple[Any, ...]:
+    """The columns of a row that is not stored yet, in the order of `NEW_ROW_COLUMNS`."""
+    prompt = row.prompt
+    return (
+        run_id,
+        bytearray.fromhex(row.key),  # not bytes, which Python's module first tries to adapt
+        prompt.dataset,
+        column_of(prompt.id),
+        row.rollout,
+        prompt.system,
+        canonical_texts(prompt.turns),
+        canonical_json(dict(prompt.metadata)) if prompt.metadata else "{}",
+        state.value,
+        None if row_class is None else row_class.value,
+        turns_done,
+        at_s,
+    )
 
 
 def turn_values(record: TurnRecord) -> tuple[Any, ...]:

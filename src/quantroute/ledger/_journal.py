@@ -54,6 +54,7 @@ __all__ = [
     "read_records",
 ]
 
+_RECORD: Final = Basis.RECORD  # looked up once, for each charge asks
 _SUMS: Final = tuple(item.name for item in fields(AccountState) if item.name != "cap")
 _ENTRY_COLUMNS: Final = OpenEntry.__struct_fields__
 _USAGE_COLUMNS: Final = tuple(item.name for item in fields(TokenUsage))
@@ -219,7 +220,7 @@ class Books:
                 if entry is None:
                     return None, None  # `check` says why it cannot be
                 account, endpoint = entry.account, entry.endpoint
-                if isinstance(record, Posted) and record.charge.basis is Basis.RECORD:
+                if isinstance(record, Posted) and record.charge.basis is _RECORD:
                     self._load_recorded(connection, record.charge.generation_id)
             case CapSet():
                 account = record.account

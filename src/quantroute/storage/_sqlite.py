@@ -36,6 +36,7 @@ from quantroute.errors import JournalError
 __all__ = ["MEMORY", "Participant", "Schema", "SqliteStore", "Work", "bound", "insert_rows"]
 
 T = TypeVar("T")
+P = TypeVar("P", bound="Participant")
 Work = Callable[[sqlite3.Connection], T]
 """A piece of work inside a transaction; it runs on the writer thread and must not commit.
 
@@ -178,6 +179,18 @@ class SqliteStore:
         trace: TracebackType | None,
     ) -> None:
         await self.aclose()
+
+    def participant(self, kind: type[P]) -> P:
+        """The participant of that class, made and joined if there is none.
+
+        It is first told of a transaction that begins after it has joined, and of no end before.
+        """
+        for found in self.participants:
+            if isinstance(found, kind):
+                return found
+        made = kind()
+        self.participants.append(made)
+        return made
 
     # -- work -------------------------------------------------------------------------------------
 
