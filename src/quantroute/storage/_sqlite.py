@@ -471,8 +471,9 @@ def _resolve(jobs: list[_Job[Any]]) -> None:
             job.future.set_exception(job.error)
 
 
-#: Rows per statement. Few sizes, so that each statement is prepared once and kept.
-_CHUNKS: Final = (64, 32, 16, 8, 4, 2, 1)
+#: Rows per statement. Few sizes, so that each statement is prepared once and kept; and so many
+#: that three statements at most make up any number below the largest.
+_CHUNKS: Final = (64, 48, 32, 24, 16, 12, 8, 6, 4, 3, 2, 1)
 #: SQLite takes a float that is not a number for NULL. Python's module asks each None whether it
 #: adapts itself to the database, which takes 0.3 microseconds, and a row has twenty of them.
 _NULL: Final = float("nan")
