@@ -13,7 +13,6 @@ transaction commits: at 2,000 requests in flight that is one statement for some 
 
 from __future__ import annotations
 
-import functools
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, fields, replace
@@ -138,21 +137,17 @@ class Books:
             also(connection)
         self._records.append(encode_record(record, account, endpoint))
         self.state.apply(record)
-        match record:  # the most frequent first, here and below: to find what one is not costs
-            case Reserved() | Posted() | Voided() | Held():
+        if type(record) is CapSet:
+            self._touched[record.account] = None
+        elif type(record) is Noted:
+            connection.execute(
+                "INSERT OR REPLACE INTO notes VALUES (?, ?)", (record.key, record.value)
+            )
+        else:
+            self._entries[record.entry_id] = None
+            if type(record) is not Identified:
                 assert account is not None  # or `check` would have raised
-                self._entries[record.entry_id] = None
                 self._touched[account] = None
-            case Identified():
-                self._entries[record.entry_id] = None
-            case CapSet():
-                self._touched[record.account] = None
-            case Noted():
-                connection.execute(
-                    "INSERT OR REPLACE INTO notes VALUES (?, ?)", (record.key, record.value)
-                )
-            case _:
-                assert_never(record)
 
     def write(self, connection: sqlite3.Connection) -> None:
         """Write what was gathered, for whoever reads the tables within the transaction."""
@@ -212,22 +207,19 @@ class Books:
     ) -> tuple[Account | None, str | None]:
         """Bring what `record` touches into the working set; its account and endpoint."""
         endpoint: str | None = None
-        match record:
-            case Reserved():
-                account, endpoint = record.account, record.endpoint
-            case Posted() | Voided() | Held() | Identified():
-                entry = self._load_entry(connection, record.entry_id)
-                if entry is None:
-                    return None, None  # `check` says why it cannot be
-                account, endpoint = entry.account, entry.endpoint
-                if isinstance(record, Posted) and record.charge.basis is _RECORD:
-                    self._load_recorded(connection, record.charge.generation_id)
-            case CapSet():
-                account = record.account
-            case Noted():
-                return None, None
-            case _:
-                assert_never(record)
+        if type(record) is Reserved:
+            account, endpoint = record.account, record.endpoint
+        elif type(record) is CapSet:
+            account = record.account
+        elif type(record) is Noted:
+            return None, None
+        else:
+            entry = self._load_entry(connection, record.entry_id)
+            if entry is None:
+                return None, None  # `check` says why it cannot be
+            account, endpoint = entry.account, entry.endpoint
+            if type(record) is Posted and record.charge.basis is _RECORD:
+                self._load_recorded(connection, record.charge.generation_id)
         if account not in self.state.accounts:  # where it is, all above it are
             for path in lineage(account):
                 if path not in self.state.accounts:
@@ -311,62 +303,74 @@ def _read_account(connection: sqlite3.Connection, path: Account) -> AccountState
 
 def encode_record(record: Record, account: Account | None, endpoint: str | None) -> tuple[Any, ...]:
     """A journal row. Posted and voided rows repeat account and endpoint, for sums by either."""
-    match record:
-        case Reserved():
-            return _row(
-                at_s=record.at_s,
-                kind="reserved",
-                account=account,
-                entry_id=record.entry_id,
-                endpoint=endpoint,
-                amount_pusd=record.amount_pusd,
-                request_id=record.request_id,
-                attempt=record.attempt,
-                owner=record.owner,
-            )
-        case Posted():
-            charge = record.charge
-            return _row(
-                at_s=record.at_s,
-                kind="posted",
-                account=account,
-                entry_id=record.entry_id,
-                endpoint=endpoint,
-                amount_pusd=charge.amount_pusd,
-                basis=charge.basis._value_,
-                usage=charge.usage,
-                generation_id=charge.generation_id,
-                flags=" ".join(charge.flags) or None,
-            )
-    row = functools.partial(_row, at_s=record.at_s, account=account)
-    match record:
-        case Identified():
-            return row(
-                kind="identified", entry_id=record.entry_id, generation_id=record.generation_id
-            )
-        case Voided():
-            return row(
-                kind="voided", entry_id=record.entry_id, endpoint=endpoint, reason=record.reason
-            )
-        case Held():
-            return row(
-                kind="held",
-                entry_id=record.entry_id,
-                reason=record.reason,
-                generation_id=record.generation_id,
-            )
-        case CapSet():
-            return row(kind="cap set", amount_pusd=None if record.cap is NO_CAP else record.cap)
-        case Noted():
-            return row(kind="noted", reason=record.key, flags=record.value)
-        case _:
-            assert_never(record)
+    if type(record) is Reserved:
+        return _row(
+            record.at_s,
+            "reserved",
+            account=account,
+            entry_id=record.entry_id,
+            endpoint=endpoint,
+            amount_pusd=record.amount_pusd,
+            request_id=record.request_id,
+            attempt=record.attempt,
+            owner=record.owner,
+        )
+    if type(record) is Posted:
+        charge = record.charge
+        return _row(
+            record.at_s,
+            "posted",
+            account=account,
+            entry_id=record.entry_id,
+            endpoint=endpoint,
+            amount_pusd=charge.amount_pusd,
+            basis=charge.basis._value_,
+            usage=charge.usage,
+            generation_id=charge.generation_id,
+            flags=" ".join(charge.flags) or None,
+        )
+    if type(record) is Identified:
+        return _row(
+            record.at_s,
+            "identified",
+            account=account,
+            entry_id=record.entry_id,
+            generation_id=record.generation_id,
+        )
+    if type(record) is Voided:
+        return _row(
+            record.at_s,
+            "voided",
+            account=account,
+            entry_id=record.entry_id,
+            endpoint=endpoint,
+            reason=record.reason,
+        )
+    if type(record) is Held:
+        return _row(
+            record.at_s,
+            "held",
+            account=account,
+            entry_id=record.entry_id,
+            reason=record.reason,
+            generation_id=record.generation_id,
+        )
+    if type(record) is CapSet:
+        return _row(
+            record.at_s,
+            "cap set",
+            account=account,
+            amount_pusd=None if record.cap is NO_CAP else record.cap,
+        )
+    if type(record) is Noted:
+        return _row(record.at_s, "noted", account=account, reason=record.key, flags=record.value)
+    assert_never(record)
 
 
 def _row(
-    *,
     at_s: float,
     kind: str,
+    *,
     account: Account | None,
     entry_id: EntryId | None = None,
     endpoint: str | None = None,

@@ -170,7 +170,7 @@ class LedgerState:
 
         For a record that passed `check`.
         """
-        if not isinstance(record, Posted) or OVERRUN in record.charge.flags:
+        if type(record) is not Posted or OVERRUN in record.charge.flags:
             return record
         if record.charge.amount_pusd <= self.entries[record.entry_id].reserved_pusd:
             return record
@@ -188,28 +188,25 @@ class LedgerState:
                 generation record that another entry has been charged for.
             ValueError: a negative or impossibly large amount.
         """
-        match (
-            record
-        ):  # the two that every answer makes come first: to be asked what one is not costs
-            case Reserved():
-                self._check_reservation(record)
-            case Posted():
-                self._check_charge(record)
-            case CapSet():
-                check_account(record.account)
-            case Voided():
-                self._open(record.entry_id, "void")
-            case Identified():
-                self._open(record.entry_id, "identify")
-            case Held():
-                if self._open(record.entry_id, "hold").status is EntryStatus.HELD:
-                    raise EntryStateError(
-                        entry_id=record.entry_id, state="held already", transition="hold"
-                    )
-            case Noted():
-                pass
-            case _:
-                assert_never(record)
+        if type(record) is Reserved:
+            self._check_reservation(record)
+        elif type(record) is Posted:
+            self._check_charge(record)
+        elif type(record) is Voided:
+            self._open(record.entry_id, "void")
+        elif type(record) is Identified:
+            self._open(record.entry_id, "identify")
+        elif type(record) is Held:
+            if self._open(record.entry_id, "hold").status is EntryStatus.HELD:
+                raise EntryStateError(
+                    entry_id=record.entry_id, state="held already", transition="hold"
+                )
+        elif type(record) is CapSet:
+            check_account(record.account)
+        elif type(record) is Noted:
+            pass
+        else:
+            assert_never(record)
 
     def _check_reservation(self, record: Reserved) -> None:
         _check_amount(record.amount_pusd)
@@ -252,25 +249,24 @@ class LedgerState:
 
     def apply(self, record: Record) -> None:
         """Take `record` into account. `check` must have passed."""
-        match record:
-            case Reserved():
-                self._reserve(record)
-            case Posted():
-                self._post(record.entry_id, record.charge)
-            case CapSet():
-                for path in lineage(record.account):
-                    self.account(path)
-                self.account(record.account).cap = record.cap
-            case Voided():
-                self._void(record.entry_id)
-            case Identified():
-                self.entries[record.entry_id].generation_id = record.generation_id
-            case Held():
-                self._hold(record)
-            case Noted():
-                self.notes[record.key] = record.value
-            case _:
-                assert_never(record)
+        if type(record) is Reserved:
+            self._reserve(record)
+        elif type(record) is Posted:
+            self._post(record.entry_id, record.charge)
+        elif type(record) is Voided:
+            self._void(record.entry_id)
+        elif type(record) is Identified:
+            self.entries[record.entry_id].generation_id = record.generation_id
+        elif type(record) is Held:
+            self._hold(record)
+        elif type(record) is CapSet:
+            for path in lineage(record.account):
+                self.account(path)
+            self.account(record.account).cap = record.cap
+        elif type(record) is Noted:
+            self.notes[record.key] = record.value
+        else:
+            assert_never(record)
 
     def replay(self, record: Record) -> None:
         """`check` and `apply`."""
