@@ -97,6 +97,16 @@ def test_each_failure_stays_with_its_own_piece(work: list[tuple[str, int]]) -> N
             assert result == word
 
 
+async def test_a_participant_of_a_class_joins_once() -> None:
+    """Also one that comes after others have written."""
+    async with SqliteStore(MEMORY, SCHEMA) as store:
+        await store.submit(lambda c: None)
+        gatherer = store.participant(Gatherer)
+        assert store.participant(Gatherer) is gatherer
+        await store.submit(gatherer.add("good", 1))
+        assert store.read(stored) == [("good", 1)]
+
+
 async def test_a_task_that_writes_alone_does_not_wait(tmp_path: Path) -> None:
     """Commits are spaced only while several tasks write."""
     loop = asyncio.get_running_loop()

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from msgspec import structs
 
-from quantroute.domain import RowKey, canonical_json, canonical_texts
+from quantroute.domain import RowKey, canonical_json
 from quantroute.errors import ConfigurationError
 from quantroute.generation._config import (
     RunConfig,
@@ -31,20 +31,23 @@ from quantroute.generation._records import (
     TurnRecord,
 )
 from quantroute.generation._schema import (
+    NEW_ROW_COLUMNS,
     ROW_COLUMNS,
     TURN_COLUMNS,
     column_of,
     load_row,
     load_turn,
+    new_row_values,
     turn_values,
 )
 from quantroute.ledger import EntryId, posted_amounts_pusd
-from quantroute.storage import bound
+from quantroute.storage import bound, insert_rows
 
 __all__ = [
     "append_turn",
     "fail_row",
     "forget_readings",
+    "insert_rows_with_turns",
     "open_run",
     "read_census",
     "read_counts",
@@ -194,42 +197,9 @@ def read_lengths(connection: sqlite3.Connection, run_id: int, most: int) -> dict
     return lengths
 
 
-def _insert_row(
-    connection: sqlite3.Connection,
-    run_id: int,
-    row: RowId,
-    at_s: float,
-    *,
-    state: RowState = RowState.OPEN,
-    row_class: RowClass | None = None,
-    turns_done: int = 0,
-) -> int | None:
+def _insert_row(connection: sqlite3.Connection, values: tuple[Any, ...]) -> int | None:
     """The id of a row that was not there before; None if it was, and then nothing is changed."""
-    prompt = row.prompt
-    cursor = connection.execute(
-        """
-        INSERT OR IGNORE INTO generation_rows
-            (run_id, key, dataset, prompt_id, rollout, system, user_turns, metadata,
-             state, row_class, turns_done, changed_at_s)
-        VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
-        """,
-        bound(
-            (
-                run_id,
-                bytearray.fromhex(row.key),  # not bytes, which Python's module first tries to adapt
-                prompt.dataset,
-                column_of(prompt.id),
-                row.rollout,
-                prompt.system,
-                canonical_texts(prompt.turns),
-                canonical_json(dict(prompt.metadata)) if prompt.metadata else "{}",
-                state.value,
-                None if row_class is None else row_class.value,
-                turns_done,
-                at_s,
-            )
-        ),
-    )
+    cursor = connection.execute(_INSERT_ROW, bound(values))
     return cursor.lastrowid if cursor.rowcount == 1 else None
 
 
@@ -241,10 +211,38 @@ def _find_row(connection: sqlite3.Connection, run_id: int, row: RowId) -> int:
     return int(row_id)
 
 
-_INSERT_TURN: Final = (
-    f"INSERT INTO generation_turns (row_id, {', '.join(TURN_COLUMNS)}) "  # noqa: S608 - fixed names
-    f"VALUES (?{', ?' * len(TURN_COLUMNS)})"
-)
+_BEGIN_ROW: Final = f"INSERT OR IGNORE INTO generation_rows ({', '.join(NEW_ROW_COLUMNS)}) VALUES"
+_INSERT_ROW: Final = f"{_BEGIN_ROW} ({', '.join('?' * len(NEW_ROW_COLUMNS))})"
+_BEGIN_NUMBERED_ROWS: Final = _BEGIN_ROW.replace("(", "(row_id, ")
+_BEGIN_TURNS: Final = f"INSERT INTO generation_turns (row_id, {', '.join(TURN_COLUMNS)}) VALUES"
+_INSERT_TURN: Final = f"{_BEGIN_TURNS} (?{', ?' * len(TURN_COLUMNS)})"
+
+
+def insert_rows_with_turns(
+    connection: sqlite3.Connection,
+    rows: Sequence[tuple[Any, ...]],
+    turns: Sequence[tuple[Any, ...]],
+) -> list[int]:
+    """Insert rows of distinct keys, each with its turn, as `new_row_values` and `turn_values`.
+
+    Returns the places in `rows` of those that were there before; nothing is done about them.
+    """
+    first = read_last_row_id(connection) + 1  # nobody else writes: the transaction has the file
+    changes = connection.total_changes
+    numbered = [(row_id, *values) for row_id, values in enumerate(rows, first)]
+    insert_rows(connection, _BEGIN_NUMBERED_ROWS, numbered)
+    known: list[int] = []
+    if connection.total_changes - changes < len(rows):
+        made = connection.execute("SELECT row_id FROM generation_rows WHERE row_id >= ?", (first,))
+        new = {row_id for (row_id,) in made}
+        known = [at for at in range(len(rows)) if first + at not in new]
+    passed_over = frozenset(known)
+    insert_rows(
+        connection,
+        _BEGIN_TURNS,
+        [(first + at, *values) for at, values in enumerate(turns) if at not in passed_over],
+    )
+    return known
 
 
 def append_turn(
@@ -257,16 +255,11 @@ def append_turn(
     row_class: RowClass | None,
 ) -> None:
     turns_done = record.turn + 1
-    row_id = _insert_row(
-        connection,
-        run_id,
-        row,
-        record.created_at_s,
-        state=state,
-        row_class=row_class,
-        turns_done=turns_done,
+    values = new_row_values(
+        run_id, row, record.created_at_s, state=state, row_class=row_class, turns_done=turns_done
     )
-    if row_id is not None:  # nearly always: a single turn, in two statements
+    row_id = _insert_row(connection, values)
+    if row_id is not None:
         connection.execute(_INSERT_TURN, bound((row_id, *turn_values(record))))
         return
     row_id = _find_row(connection, run_id, row)
@@ -336,7 +329,7 @@ def fail_row(
     at_s: float,
 ) -> None:
     """Set a row, made if need be, to an end without an answer."""
-    row_id = _insert_row(connection, run_id, row, at_s)
+    row_id = _insert_row(connection, new_row_values(run_id, row, at_s))
     if row_id is None:
         row_id = _find_row(connection, run_id, row)
     connection.execute(

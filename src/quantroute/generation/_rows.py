@@ -6,6 +6,7 @@ work is handed to the client, which commits it with the charge.
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import AsyncIterator, Sequence, Set
 from typing import Final
 
@@ -23,8 +24,8 @@ from quantroute.generation._records import (
     StoredRun,
     TurnRecord,
 )
+from quantroute.generation._row_book import RowBook
 from quantroute.generation._row_sql import (
-    append_turn,
     fail_row,
     forget_readings,
     open_run,
@@ -55,6 +56,7 @@ class RowStore:
 
     def __init__(self, store: SqliteStore) -> None:
         self._store = store
+        self._book = store.participant(RowBook)
 
     @property
     def path(self) -> str:
@@ -158,7 +160,8 @@ class RowStore:
         It never collides and never overwrites: if the turn has an answer already, this one becomes
         its next revision.
         """
-        return lambda c: append_turn(c, run_id, row, record, state=state, row_class=row_class)
+        book = self._book
+        return lambda c: book.append(c, run_id, row, record, state=state, row_class=row_class)
 
     async def note_failure(
         self,
@@ -172,9 +175,11 @@ class RowStore:
         at_s: float,
     ) -> None:
         """Record that a row was refused or given up; its turns, if any, stay."""
-        await self._store.submit(
-            lambda c: fail_row(
-                c,
+
+        def work(connection: sqlite3.Connection) -> None:
+            self._book.write(connection)
+            fail_row(
+                connection,
                 run_id,
                 row,
                 state=state,
@@ -183,16 +188,20 @@ class RowStore:
                 attempts=attempts,
                 at_s=at_s,
             )
-        )
+
+        await self._store.submit(work)
 
     async def reopen_refused(self, run_id: int, *, status: int, problem: str, at_s: float) -> int:
         """Have rows that were refused in these words asked again; how many there were.
 
         For a refusal that turned out to be of the account or the settings, not of the rows.
         """
-        return await self._store.submit(
-            lambda c: reopen_refused(c, run_id, status=status, problem=problem, at_s=at_s)
-        )
+
+        def work(connection: sqlite3.Connection) -> int:
+            self._book.write(connection)
+            return reopen_refused(connection, run_id, status=status, problem=problem, at_s=at_s)
+
+        return await self._store.submit(work)
 
     async def find(self, run_id: int, key: RowKey) -> StoredRow | None:
         """One row with its turns."""

@@ -8,19 +8,21 @@ from collections.abc import Callable, Mapping
 from operator import attrgetter
 from typing import Any, Final
 
-from quantroute.domain import RowKey, canonical_json
+from quantroute.domain import RowKey, canonical_json, canonical_texts
 from quantroute.errors import JournalError
 from quantroute.generation._prompts import Prompt
 from quantroute.generation._quality import RowClass
-from quantroute.generation._records import RowState, StoredRow, TurnRecord, current_chain
+from quantroute.generation._records import RowId, RowState, StoredRow, TurnRecord, current_chain
 
 __all__ = [
+    "NEW_ROW_COLUMNS",
     "ROW_COLUMNS",
     "TURN_COLUMNS",
     "column_of",
     "create_tables",
     "load_row",
     "load_turn",
+    "new_row_values",
     "text_of",
     "turn_values",
 ]
@@ -96,6 +98,10 @@ ROW_COLUMNS: Final = (
     "row_id, key, dataset, prompt_id, rollout, system, user_turns, metadata, "
     "state, row_class, problem"
 )
+NEW_ROW_COLUMNS: Final = (
+    "run_id", "key", "dataset", "prompt_id", "rollout", "system", "user_turns", "metadata",
+    "state", "row_class", "turns_done", "changed_at_s",
+)  # fmt: skip
 _JSON: Final = frozenset({"precision", "sampling"})
 _LISTS: Final = frozenset({"details", "flags"})
 _MOST_KNOWN_JSON: Final = 64
@@ -123,13 +129,42 @@ def create_tables(connection: sqlite3.Connection, *, path: str) -> None:
         )
 
 
+def new_row_values(
+    run_id: int,
+    row: RowId,
+    at_s: float,
+    *,
+    state: RowState = RowState.OPEN,
+    row_class: RowClass | None = None,
+    turns_done: int = 0,
+) -> tuple[Any, ...]:
+    """The columns of a row that is not stored yet, in the order of `NEW_ROW_COLUMNS`."""
+    prompt = row.prompt
+    return (
+        run_id,
+        bytearray.fromhex(row.key),  # not bytes, which Python's module first tries to adapt
+        prompt.dataset,
+        column_of(prompt.id),
+        row.rollout,
+        prompt.system,
+        canonical_texts(prompt.turns),
+        canonical_json(dict(prompt.metadata)) if prompt.metadata else "{}",
+        state._value_,  # `value` of an Enum is a property in Python, ten times as slow
+        None if row_class is None else row_class._value_,
+        turns_done,
+        at_s,
+    )
+
+
 def turn_values(record: TurnRecord) -> tuple[Any, ...]:
     """The record's columns, in the order of `TURN_COLUMNS`."""
     values = list(_values_of(record))
     for index, encode in _ENCODED:
-        value = values[index]
-        if value is not None:
-            values[index] = encode(value)
+        values[index] = encode(values[index])
+    for index in _TEXTS:
+        text = values[index]
+        if text is not None and not text.isascii():
+            values[index] = column_of(text)
     return tuple(values)
 
 
@@ -192,31 +227,31 @@ def _json_of(value: Mapping[str, Any]) -> str:
     return known[1]
 
 
-#: How the columns are encoded that are not bound as they are. The texts are those that others wrote
-#: and that nobody has checked for being valid Unicode.
+#: How the columns are encoded that are not bound as they are.
 _ENCODERS: Final[Mapping[str, Callable[[Any], Any]]] = {
-    "row_class": attrgetter("value"),
+    "row_class": attrgetter("_value_"),
     "details": _list_of,
     "flags": _list_of,
     "precision": _json_of,
     "sampling": _json_of,
-    **dict.fromkeys(
-        (
-            "content",
-            "reasoning",
-            "finish_reason",
-            "native_finish_reason",
-            "generation_id",
-            "endpoint",
-            "provider_name",
-            "served_provider",
-            "served_model",
-            "quantization_label",
-        ),
-        column_of,
-    ),
 }
 _ENCODED: Final = tuple((TURN_COLUMNS.index(name), encode) for name, encode in _ENCODERS.items())
+#: Columns of texts that others wrote and that nobody has checked for being valid Unicode.
+_TEXTS: Final = tuple(
+    TURN_COLUMNS.index(name)
+    for name in (
+        "content",
+        "reasoning",
+        "finish_reason",
+        "native_finish_reason",
+        "generation_id",
+        "endpoint",
+        "provider_name",
+        "served_provider",
+        "served_model",
+        "quantization_label",
+    )
+)
 
 
 def _loaded(name: str, value: Any) -> Any:

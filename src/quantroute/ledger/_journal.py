@@ -13,7 +13,6 @@ transaction commits: at 2,000 requests in flight that is one statement for some 
 
 from __future__ import annotations
 
-import functools
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, fields, replace
@@ -54,6 +53,7 @@ __all__ = [
     "read_records",
 ]
 
+_RECORD: Final = Basis.RECORD  # looked up once, for each charge asks
 _SUMS: Final = tuple(item.name for item in fields(AccountState) if item.name != "cap")
 _ENTRY_COLUMNS: Final = OpenEntry.__struct_fields__
 _USAGE_COLUMNS: Final = tuple(item.name for item in fields(TokenUsage))
@@ -61,7 +61,8 @@ _sums_of: Final = attrgetter(*_SUMS)
 _usage_values: Final = attrgetter(*_USAGE_COLUMNS)
 _NO_USAGE: Final = (None,) * len(_USAGE_COLUMNS)
 _entry_values: Final = attrgetter(
-    *("status.value" if name == "status" else name for name in _ENTRY_COLUMNS)
+    # `_value_`, here and below: `value` of an Enum is a property in Python, six times as slow.
+    *("status._value_" if name == "status" else name for name in _ENTRY_COLUMNS)
 )
 JOURNAL_COLUMNS: Final = (
     "at_s", "kind", "entry_id", "account", "endpoint", "amount_pusd", "basis", "input_tokens",
@@ -116,7 +117,7 @@ class Books:
     """Called on the writer thread after each transaction that changed an account."""
     _records: list[tuple[Any, ...]] = field(default_factory=list)
     _entries: dict[EntryId, None] = field(default_factory=dict)  # an ordered set
-    _accounts: dict[Account, None] = field(default_factory=dict)
+    _touched: dict[Account, None] = field(default_factory=dict)  # all above each changed as well
     _is_committed: bool = True
     _data_version: int | None = None
 
@@ -136,17 +137,17 @@ class Books:
             also(connection)
         self._records.append(encode_record(record, account, endpoint))
         self.state.apply(record)
-        match record:
-            case CapSet():
-                self._accounts.update(dict.fromkeys(lineage(record.account)))
-            case Noted():
-                connection.execute(
-                    "INSERT OR REPLACE INTO notes VALUES (?, ?)", (record.key, record.value)
-                )
-            case _:
-                self._entries[record.entry_id] = None
-                if account is not None and not isinstance(record, Identified):
-                    self._accounts.update(dict.fromkeys(lineage(account)))
+        if type(record) is CapSet:
+            self._touched[record.account] = None
+        elif type(record) is Noted:
+            connection.execute(
+                "INSERT OR REPLACE INTO notes VALUES (?, ?)", (record.key, record.value)
+            )
+        else:
+            self._entries[record.entry_id] = None
+            if type(record) is not Identified:
+                assert account is not None  # or `check` would have raised
+                self._touched[account] = None
 
     def write(self, connection: sqlite3.Connection) -> None:
         """Write what was gathered, for whoever reads the tables within the transaction."""
@@ -170,7 +171,7 @@ class Books:
         if version != self._data_version or not self._is_committed:
             # Another process wrote, or our last transaction was rolled back: the cache may be
             # wrong, and what was gathered is void.
-            for gathered in (self._records, self._entries, self._accounts):
+            for gathered in (self._records, self._entries, self._touched):
                 gathered.clear()
             self.state.accounts.clear()
             self.state.entries.clear()
@@ -181,17 +182,23 @@ class Books:
 
     def before_commit(self, connection: sqlite3.Connection) -> None:
         self.write(connection)
-        accounts = [_encode_account(path, self.state.accounts[path]) for path in self._accounts]
+        accounts = [_encode_account(path, self.state.accounts[path]) for path in self._changed()]
         insert_rows(connection, _SAVE_ACCOUNTS, accounts)
 
     def on_commit(self) -> None:
         self._is_committed = True
-        if not self._accounts:
+        if not self._touched:
             return
-        self.published.update({path: replace(self.state.accounts[path]) for path in self._accounts})
-        self._accounts.clear()
+        self.published.update(
+            (path, replace(self.state.accounts[path])) for path in self._changed()
+        )
+        self._touched.clear()
         if self.on_change is not None:
             self.on_change()
+
+    def _changed(self) -> dict[Account, None]:
+        """The accounts whose sums have changed."""
+        return dict.fromkeys(path for account in self._touched for path in lineage(account))
 
     # -- loading ----------------------------------------------------------------------------------
 
@@ -199,26 +206,29 @@ class Books:
         self, connection: sqlite3.Connection, record: Record
     ) -> tuple[Account | None, str | None]:
         """Bring what `record` touches into the working set; its account and endpoint."""
-        if isinstance(record, Noted):
-            return None, None
         endpoint: str | None = None
-        if isinstance(record, CapSet):
-            account = record.account
-        elif isinstance(record, Reserved):
+        if type(record) is Reserved:
             account, endpoint = record.account, record.endpoint
+        elif type(record) is CapSet:
+            account = record.account
+        elif type(record) is Noted:
+            return None, None
         else:
             entry = self._load_entry(connection, record.entry_id)
             if entry is None:
                 return None, None  # `check` says why it cannot be
             account, endpoint = entry.account, entry.endpoint
-            if isinstance(record, Posted) and record.charge.basis is Basis.RECORD:
-                generation_id = record.charge.generation_id
-                if generation_id is not None:
-                    self.state.recorded |= read_recorded(connection, (generation_id,))
-        for path in lineage(account):
-            if path not in self.state.accounts:
-                self.state.accounts[path] = _read_account(connection, path) or AccountState()
+            if type(record) is Posted and record.charge.basis is _RECORD:
+                self._load_recorded(connection, record.charge.generation_id)
+        if account not in self.state.accounts:  # where it is, all above it are
+            for path in lineage(account):
+                if path not in self.state.accounts:
+                    self.state.accounts[path] = _read_account(connection, path) or AccountState()
         return account, endpoint
+
+    def _load_recorded(self, connection: sqlite3.Connection, generation_id: str | None) -> None:
+        if generation_id is not None:
+            self.state.recorded |= read_recorded(connection, (generation_id,))
 
     def _load_entry(self, connection: sqlite3.Connection, entry_id: EntryId) -> OpenEntry | None:
         entry = self.state.entries.get(entry_id)
@@ -293,50 +303,74 @@ def _read_account(connection: sqlite3.Connection, path: Account) -> AccountState
 
 def encode_record(record: Record, account: Account | None, endpoint: str | None) -> tuple[Any, ...]:
     """A journal row. Posted and voided rows repeat account and endpoint, for sums by either."""
-    row = functools.partial(_row, at_s=record.at_s, kind=_KINDS[type(record)], account=account)
-    match record:
-        case Reserved():
-            return row(
-                entry_id=record.entry_id,
-                endpoint=endpoint,
-                amount_pusd=record.amount_pusd,
-                request_id=record.request_id,
-                attempt=record.attempt,
-                owner=record.owner,
-            )
-        case Posted():
-            charge = record.charge
-            return row(
-                entry_id=record.entry_id,
-                endpoint=endpoint,
-                amount_pusd=charge.amount_pusd,
-                basis=charge.basis.value,
-                usage=charge.usage,
-                generation_id=charge.generation_id,
-                flags=" ".join(charge.flags) or None,
-            )
-        case Identified():
-            return row(entry_id=record.entry_id, generation_id=record.generation_id)
-        case Voided():
-            return row(entry_id=record.entry_id, endpoint=endpoint, reason=record.reason)
-        case Held():
-            return row(
-                entry_id=record.entry_id,
-                reason=record.reason,
-                generation_id=record.generation_id,
-            )
-        case CapSet():
-            return row(amount_pusd=None if record.cap is NO_CAP else record.cap)
-        case Noted():
-            return row(reason=record.key, flags=record.value)
-        case _:
-            assert_never(record)
+    if type(record) is Reserved:
+        return _row(
+            record.at_s,
+            "reserved",
+            account=account,
+            entry_id=record.entry_id,
+            endpoint=endpoint,
+            amount_pusd=record.amount_pusd,
+            request_id=record.request_id,
+            attempt=record.attempt,
+            owner=record.owner,
+        )
+    if type(record) is Posted:
+        charge = record.charge
+        return _row(
+            record.at_s,
+            "posted",
+            account=account,
+            entry_id=record.entry_id,
+            endpoint=endpoint,
+            amount_pusd=charge.amount_pusd,
+            basis=charge.basis._value_,
+            usage=charge.usage,
+            generation_id=charge.generation_id,
+            flags=" ".join(charge.flags) or None,
+        )
+    if type(record) is Identified:
+        return _row(
+            record.at_s,
+            "identified",
+            account=account,
+            entry_id=record.entry_id,
+            generation_id=record.generation_id,
+        )
+    if type(record) is Voided:
+        return _row(
+            record.at_s,
+            "voided",
+            account=account,
+            entry_id=record.entry_id,
+            endpoint=endpoint,
+            reason=record.reason,
+        )
+    if type(record) is Held:
+        return _row(
+            record.at_s,
+            "held",
+            account=account,
+            entry_id=record.entry_id,
+            reason=record.reason,
+            generation_id=record.generation_id,
+        )
+    if type(record) is CapSet:
+        return _row(
+            record.at_s,
+            "cap set",
+            account=account,
+            amount_pusd=None if record.cap is NO_CAP else record.cap,
+        )
+    if type(record) is Noted:
+        return _row(record.at_s, "noted", account=account, reason=record.key, flags=record.value)
+    assert_never(record)
 
 
 def _row(
-    *,
     at_s: float,
     kind: str,
+    *,
     account: Account | None,
     entry_id: EntryId | None = None,
     endpoint: str | None = None,
@@ -361,17 +395,6 @@ def _row(
 def _encode_account(path: Account, state: AccountState) -> tuple[Any, ...]:
     cap = None if state.cap is NO_CAP else state.cap
     return path, cap, *_sums_of(state)
-
-
-_KINDS: Final[dict[type[Any], str]] = {
-    CapSet: "cap set",
-    Reserved: "reserved",
-    Identified: "identified",
-    Posted: "posted",
-    Voided: "voided",
-    Held: "held",
-    Noted: "noted",
-}
 
 
 def decode_record(row: dict[str, Any]) -> Record:

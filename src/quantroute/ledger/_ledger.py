@@ -126,7 +126,7 @@ class BudgetLedger(Recorder):
     async def __aenter__(self) -> Self:
         if self._owner:
             raise ConfigurationError("this ledger is open already; make a second one")
-        self._books = Books(on_change=_waker(self._make_room))
+        self._books = Books(on_change=_waker(self))
         self.store = SqliteStore(self._path, SCHEMA, participants=[self._books])
         self.store.open()
         self._begin(secrets.token_hex(6))
@@ -308,18 +308,19 @@ class BudgetLedger(Recorder):
             raise JournalError(path=self._path, problem=problem)
 
 
-def _waker(wake: Callable[[], None]) -> Callable[[], None]:
-    """The method `wake` on the running loop, from any thread. A closed loop has no waiters.
+def _waker(ledger: BudgetLedger) -> Callable[[], None]:
+    """`_make_room` on the running loop, from any thread. A closed loop has no waiters.
 
     Held weakly: the writer thread must not keep alive a ledger that was dropped without closing.
     """
-    loop, method = asyncio.get_running_loop(), weakref.WeakMethod(wake)
+    loop, weak = asyncio.get_running_loop(), weakref.ref(ledger)
 
     def call() -> None:
-        alive = method()
-        if alive is not None:
+        alive = weak()
+        # Whoever comes to stand in line after this look tries again first, in a later transaction.
+        if alive is not None and alive._lines.are_used:
             with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(alive)
+                loop.call_soon_threadsafe(alive._make_room)
 
     return call
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import functools
-from typing import Final, NewType
+from typing import Final, NewType, final
 
 from msgspec import Struct
 
@@ -69,6 +69,7 @@ class Charge(Struct, frozen=True, kw_only=True):
     flags: tuple[str, ...] = ()
 
 
+@final
 class CapSet(Struct, frozen=True, kw_only=True):
     """The cap of one account was set, raised or lowered."""
 
@@ -77,6 +78,7 @@ class CapSet(Struct, frozen=True, kw_only=True):
     at_s: float
 
 
+@final
 class Reserved(Struct, frozen=True, kw_only=True):
     """Money was set aside for one attempt. `owner` names the process that will resolve it."""
 
@@ -90,6 +92,7 @@ class Reserved(Struct, frozen=True, kw_only=True):
     at_s: float
 
 
+@final
 class Identified(Struct, frozen=True, kw_only=True):
     """The service named the generation, before its answer was complete."""
 
@@ -98,6 +101,7 @@ class Identified(Struct, frozen=True, kw_only=True):
     at_s: float
 
 
+@final
 class Posted(Struct, frozen=True, kw_only=True):
     """The charge is known and final."""
 
@@ -106,6 +110,7 @@ class Posted(Struct, frozen=True, kw_only=True):
     at_s: float
 
 
+@final
 class Voided(Struct, frozen=True, kw_only=True):
     """The attempt provably cost nothing."""
 
@@ -114,6 +119,7 @@ class Voided(Struct, frozen=True, kw_only=True):
     at_s: float
 
 
+@final
 class Held(Struct, frozen=True, kw_only=True):
     """The outcome is unknown: the reservation stays until somebody finds out."""
 
@@ -123,6 +129,7 @@ class Held(Struct, frozen=True, kw_only=True):
     at_s: float
 
 
+@final
 class Noted(Struct, frozen=True, kw_only=True):
     """A small fact that later settlement needs, such as the key's usage at the start."""
 
@@ -131,6 +138,9 @@ class Noted(Struct, frozen=True, kw_only=True):
     at_s: float
 
 
+# Which one a record is, is asked by `type(record) is Posted`: mypy follows it, as these are final.
+# To find by `isinstance` what a Struct is not takes 2,000 instructions, its class being none of
+# `type`'s own; a row's two records would ask ten times.
 Record = CapSet | Reserved | Identified | Posted | Voided | Held | Noted
 
 

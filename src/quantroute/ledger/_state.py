@@ -60,6 +60,7 @@ from quantroute.ledger._records import (
     lineage,
 )
 from quantroute.money import MAX_AMOUNT_PUSD, NO_CAP, Cap
+from quantroute.pricing import TokenUsage
 
 __all__ = ["MAX_TOKENS", "OVERRUN", "AccountState", "LedgerState", "OpenEntry", "reserved_by"]
 
@@ -68,6 +69,12 @@ OVERRUN: Final = "overrun"
 
 MAX_TOKENS: Final = 2**40
 """Most tokens one answer may claim, so that no sum of a journal column overflows."""
+
+# Names for what each entry asks: Python 3.11 takes a hundred steps to look up a member of an Enum.
+_RESERVED: Final = EntryStatus.RESERVED
+_HELD: Final = EntryStatus.HELD
+_POSTED: Final = EntryStatus.POSTED
+_RECORD: Final = Basis.RECORD
 
 
 @dataclass(slots=True)
@@ -163,7 +170,7 @@ class LedgerState:
 
         For a record that passed `check`.
         """
-        if not isinstance(record, Posted) or OVERRUN in record.charge.flags:
+        if type(record) is not Posted or OVERRUN in record.charge.flags:
             return record
         if record.charge.amount_pusd <= self.entries[record.entry_id].reserved_pusd:
             return record
@@ -181,26 +188,25 @@ class LedgerState:
                 generation record that another entry has been charged for.
             ValueError: a negative or impossibly large amount.
         """
-        match record:
-            case CapSet():
-                check_account(record.account)
-            case Reserved():
-                self._check_reservation(record)
-            case Posted():
-                self._check_charge(record)
-            case Voided():
-                self._open(record.entry_id, "void")
-            case Identified():
-                self._open(record.entry_id, "identify")
-            case Held():
-                if self._open(record.entry_id, "hold").status is EntryStatus.HELD:
-                    raise EntryStateError(
-                        entry_id=record.entry_id, state="held already", transition="hold"
-                    )
-            case Noted():
-                pass
-            case _:
-                assert_never(record)
+        if type(record) is Reserved:
+            self._check_reservation(record)
+        elif type(record) is Posted:
+            self._check_charge(record)
+        elif type(record) is Voided:
+            self._open(record.entry_id, "void")
+        elif type(record) is Identified:
+            self._open(record.entry_id, "identify")
+        elif type(record) is Held:
+            if self._open(record.entry_id, "hold").status is EntryStatus.HELD:
+                raise EntryStateError(
+                    entry_id=record.entry_id, state="held already", transition="hold"
+                )
+        elif type(record) is CapSet:
+            check_account(record.account)
+        elif type(record) is Noted:
+            pass
+        else:
+            assert_never(record)
 
     def _check_reservation(self, record: Reserved) -> None:
         _check_amount(record.amount_pusd)
@@ -209,22 +215,19 @@ class LedgerState:
             raise EntryStateError(
                 entry_id=record.entry_id, state="known already", transition="reserve"
             )
-        refusing = [
-            (path, self.accounts[path])
-            for path in lineage(record.account)
-            if path in self.accounts and not self.accounts[path].admits(record.amount_pusd)
-        ]
-        if refusing:
-            raise min(
-                (_exceeded(path, state, record.amount_pusd) for path, state in refusing),
-                key=lambda error: (error.can_ever_fit, error.available_pusd),
-            )
+        refusals: list[BudgetExceeded] = []
+        for path in lineage(record.account):
+            state = self.accounts.get(path)
+            if state is not None and not state.admits(record.amount_pusd):
+                refusals.append(_exceeded(path, state, record.amount_pusd))
+        if refusals:
+            raise min(refusals, key=lambda error: (error.can_ever_fit, error.available_pusd))
 
     def _check_charge(self, record: Posted) -> None:
         amount_pusd, usage = record.charge.amount_pusd, record.charge.usage
         _check_amount(amount_pusd)
-        entry = self._open(record.entry_id, "post")
-        if record.charge.basis is Basis.RECORD and record.charge.generation_id in self.recorded:
+        self._open(record.entry_id, "post")
+        if record.charge.basis is _RECORD and record.charge.generation_id in self.recorded:
             raise EntryStateError(
                 entry_id=record.entry_id,
                 state=f"of {record.charge.generation_id}, whose record is posted already",
@@ -232,8 +235,7 @@ class LedgerState:
             )
         if usage is not None and max(usage.input_tokens, usage.output_tokens) > MAX_TOKENS:
             raise ValueError(f"a usage of more than {MAX_TOKENS} tokens cannot be true")
-        for path in lineage(entry.account):
-            _check_amount(self.accounts[path].posted_pusd + amount_pusd)
+        _check_amount(self.accounts[ROOT].posted_pusd + amount_pusd)  # no account has more
 
     def _open(self, entry_id: EntryId, transition: str) -> OpenEntry:
         entry = self.entries.get(entry_id)
@@ -247,25 +249,24 @@ class LedgerState:
 
     def apply(self, record: Record) -> None:
         """Take `record` into account. `check` must have passed."""
-        match record:
-            case CapSet():
-                for path in lineage(record.account):
-                    self.account(path)
-                self.account(record.account).cap = record.cap
-            case Reserved():
-                self._reserve(record)
-            case Posted():
-                self._post(record.entry_id, record.charge)
-            case Voided():
-                self._resolve(record.entry_id, EntryStatus.VOIDED)
-            case Identified():
-                self.entries[record.entry_id].generation_id = record.generation_id
-            case Held():
-                self._hold(record)
-            case Noted():
-                self.notes[record.key] = record.value
-            case _:
-                assert_never(record)
+        if type(record) is Reserved:
+            self._reserve(record)
+        elif type(record) is Posted:
+            self._post(record.entry_id, record.charge)
+        elif type(record) is Voided:
+            self._void(record.entry_id)
+        elif type(record) is Identified:
+            self.entries[record.entry_id].generation_id = record.generation_id
+        elif type(record) is Held:
+            self._hold(record)
+        elif type(record) is CapSet:
+            for path in lineage(record.account):
+                self.account(path)
+            self.account(record.account).cap = record.cap
+        elif type(record) is Noted:
+            self.notes[record.key] = record.value
+        else:
+            assert_never(record)
 
     def replay(self, record: Record) -> None:
         """`check` and `apply`."""
@@ -278,7 +279,7 @@ class LedgerState:
             account=record.account,
             endpoint=record.endpoint,
             reserved_pusd=record.amount_pusd,
-            status=EntryStatus.RESERVED,
+            status=_RESERVED,
             owner=record.owner,
             reserved_at_s=record.at_s,
             request_id=record.request_id,
@@ -300,37 +301,46 @@ class LedgerState:
             state.held_entries += 1
 
     def _post(self, entry_id: EntryId, charge: Charge) -> None:
-        entry = self._resolve(entry_id, EntryStatus.POSTED)
-        if charge.basis is Basis.RECORD and charge.generation_id is not None:
+        entry = self._resolve(entry_id, _POSTED)
+        if charge.basis is _RECORD and charge.generation_id is not None:
             self.recorded.add(charge.generation_id)
         overrun_pusd = max(0, charge.amount_pusd - entry.reserved_pusd)
+        usage = charge.usage or _NO_TOKENS
+        reasoning_tokens, cached_tokens = usage.reasoning_tokens or 0, usage.cached_tokens or 0
+        cache_write_tokens = usage.cache_write_tokens or 0
         for path in lineage(entry.account):
-            state = self.account(path)
+            state = self.accounts[path]
+            state.posted_entries += 1
             state.posted_pusd += charge.amount_pusd
             state.overrun_pusd += overrun_pusd
-            usage = charge.usage
-            if usage is not None:
-                state.input_tokens += usage.input_tokens
-                state.output_tokens += usage.output_tokens
-                state.reasoning_tokens += usage.reasoning_tokens or 0
-                state.cached_tokens += usage.cached_tokens or 0
-                state.cache_write_tokens += usage.cache_write_tokens or 0
+            state.input_tokens += usage.input_tokens
+            state.output_tokens += usage.output_tokens
+            state.reasoning_tokens += reasoning_tokens
+            state.cached_tokens += cached_tokens
+            state.cache_write_tokens += cache_write_tokens
+
+    def _void(self, entry_id: EntryId) -> None:
+        entry = self._resolve(entry_id, EntryStatus.VOIDED)
+        for path in lineage(entry.account):
+            self.accounts[path].voided_entries += 1
 
     def _resolve(self, entry_id: EntryId, status: EntryStatus) -> OpenEntry:
+        """Take an entry out of what is open."""
         entry = self.entries.pop(entry_id)
-        was_held = entry.status is EntryStatus.HELD
-        is_posted = status is EntryStatus.POSTED
+        was_held = entry.status is _HELD
         for path in lineage(entry.account):
-            state = self.account(path)
+            state = self.accounts[path]
             state.pending_pusd -= entry.reserved_pusd
-            state.held_pusd -= entry.reserved_pusd if was_held else 0
             state.open_entries -= 1
-            state.held_entries -= was_held
-            state.posted_entries += is_posted
-            state.voided_entries += not is_posted
+            if was_held:
+                state.held_pusd -= entry.reserved_pusd
+                state.held_entries -= 1
         if self.resolved is not None:
             self.resolved[entry_id] = status
         return entry
+
+
+_NO_TOKENS: Final = TokenUsage(input_tokens=0, output_tokens=0)
 
 
 def reserved_by(entries: Iterable[OpenEntry]) -> dict[Account, int]:
@@ -343,6 +353,8 @@ def reserved_by(entries: Iterable[OpenEntry]) -> dict[Account, int]:
 
 
 def _check_amount(amount_pusd: int) -> None:
+    if type(amount_pusd) is int and 0 <= amount_pusd <= MAX_AMOUNT_PUSD:
+        return
     if isinstance(amount_pusd, bool) or not isinstance(amount_pusd, int):
         raise TypeError(f"an amount is an int of pico-dollars, not {type(amount_pusd).__name__}")
     if not 0 <= amount_pusd <= MAX_AMOUNT_PUSD:

@@ -47,6 +47,11 @@ class WaitingLines:
 
     _lines: defaultdict[str, _Line] = field(default_factory=lambda: defaultdict(_Line))
 
+    @property
+    def are_used(self) -> bool:
+        """Whether anybody has come to stand in line yet; may be asked from any thread."""
+        return bool(self._lines)
+
     def make_room(self) -> None:
         """Something was resolved, or a cap changed: the first in each line tries again."""
         for line in self._lines.values():

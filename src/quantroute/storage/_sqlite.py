@@ -36,6 +36,7 @@ from quantroute.errors import JournalError
 __all__ = ["MEMORY", "Participant", "Schema", "SqliteStore", "Work", "bound", "insert_rows"]
 
 T = TypeVar("T")
+P = TypeVar("P", bound="Participant")
 Work = Callable[[sqlite3.Connection], T]
 """A piece of work inside a transaction; it runs on the writer thread and must not commit.
 
@@ -178,6 +179,18 @@ class SqliteStore:
         trace: TracebackType | None,
     ) -> None:
         await self.aclose()
+
+    def participant(self, kind: type[P]) -> P:
+        """The participant of that class, made and joined if there is none.
+
+        It is first told of a transaction that begins after it has joined, and of no end before.
+        """
+        for found in self.participants:
+            if isinstance(found, kind):
+                return found
+        made = kind()
+        self.participants.append(made)
+        return made
 
     # -- work -------------------------------------------------------------------------------------
 
@@ -458,8 +471,9 @@ def _resolve(jobs: list[_Job[Any]]) -> None:
             job.future.set_exception(job.error)
 
 
-#: Rows per statement. Few sizes, so that each statement is prepared once and kept.
-_CHUNKS: Final = (64, 32, 16, 8, 4, 2, 1)
+#: Rows per statement. Few sizes, so that each statement is prepared once and kept; and so many
+#: that three statements at most make up any number below the largest.
+_CHUNKS: Final = (64, 48, 32, 24, 16, 12, 8, 6, 4, 3, 2, 1)
 #: SQLite takes a float that is not a number for NULL. Python's module asks each None whether it
 #: adapts itself to the database, which takes 0.3 microseconds, and a row has twenty of them.
 _NULL: Final = float("nan")
