@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import os
 from collections import Counter
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -31,6 +33,7 @@ from quantroute.errors import (
     UnknownName,
 )
 from quantroute.ledger import ROOT
+from quantroute.money import to_pusd
 from quantroute.simulator import (
     AccountSpec,
     EndpointChange,
@@ -94,6 +97,22 @@ class TestAnswers:
             assert source.served_model == f"{MODEL}-0127"
             assert source.generation_id in simulator.bill.records
             assert answer.flags == ()
+
+    async def test_an_answer_as_plain_values_goes_through_json(self) -> None:
+        async with opened() as (client, simulator):
+            answer = await client.chat(MODEL, "Why?", max_output_tokens=400)
+        plain = json.loads(json.dumps(answer.as_dict()))
+        assert plain == answer.as_dict()
+        assert answer.usage is not None
+        assert plain["content"] == answer.content
+        assert plain["usage"]["output_tokens"] == answer.usage.output_tokens
+        assert to_pusd(Decimal(plain["cost_usd"])) == answer.cost_pusd == simulator.bill.total_pusd
+        source = answer.provenance
+        assert plain["provenance"]["endpoint"] == source.endpoint.tag
+        assert plain["provenance"]["precision"] == source.precision.as_dict()
+        assert plain["provenance"]["output_usd_per_token"] == str(
+            source.endpoint.pricing.output_usd_per_token
+        )
 
     async def test_requests_are_pinned_and_bounded(self) -> None:
         """Only eligible endpoints are even asked, one per attempt."""

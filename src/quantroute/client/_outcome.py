@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import Any
 
 import msgspec
@@ -12,6 +13,7 @@ from msgspec import Struct
 from quantroute.domain import Endpoint, Message, Sampling, check_messages
 from quantroute.errors import ConfigurationError
 from quantroute.ledger import ROOT, Account, EntryId
+from quantroute.money import to_usd
 from quantroute.policy import Precision
 from quantroute.pricing import TokenUsage
 from quantroute.storage import Work
@@ -66,6 +68,23 @@ class Provenance(Struct, frozen=True, kw_only=True):
     served_model: str | None
     listed_at_s: float
 
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, fit for JSON; prices as they are published, USD per token."""
+        endpoint = self.endpoint
+        return {
+            "model": endpoint.model,
+            "endpoint": str(endpoint.key),
+            "provider_name": endpoint.provider_name,
+            "quantization_label": endpoint.quantization_label,
+            "precision": self.precision.as_dict(),
+            "input_usd_per_token": _plain(endpoint.pricing.input_usd_per_token),
+            "output_usd_per_token": _plain(endpoint.pricing.output_usd_per_token),
+            "generation_id": self.generation_id,
+            "served_provider": self.served_provider,
+            "served_model": self.served_model,
+            "listed_at_s": self.listed_at_s,
+        }
+
 
 class Answer(Struct, frozen=True, kw_only=True):
     """A finished answer, good or not: `finish_reason`, `usage` and `flags` tell.
@@ -89,6 +108,28 @@ class Answer(Struct, frozen=True, kw_only=True):
     attempt: int = 1
     first_byte_s: float | None = None
     total_s: float | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, fit for JSON; `cost_usd` is `cost_pusd` as an exact decimal number."""
+        cost_usd = None if self.cost_pusd is None else to_usd(self.cost_pusd)
+        return {
+            "content": self.content,
+            "reasoning": self.reasoning,
+            "finish_reason": self.finish_reason,
+            "native_finish_reason": self.native_finish_reason,
+            "usage": None if self.usage is None else msgspec.to_builtins(self.usage),
+            "cost_pusd": self.cost_pusd,
+            "cost_usd": _plain(cost_usd),
+            "flags": list(self.flags),
+            "attempt": self.attempt,
+            "first_byte_s": self.first_byte_s,
+            "total_s": self.total_s,
+            "provenance": self.provenance.as_dict(),
+        }
+
+
+def _plain(usd: Decimal | None) -> str | None:
+    return None if usd is None else f"{usd:f}"
 
 
 class Answered(Struct, frozen=True, kw_only=True):
