@@ -6,6 +6,7 @@ CRLF and blank lines are tolerated.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib.resources
 import json
@@ -102,6 +103,7 @@ class DatasetSource:
         return cls(name=name or dataset_name(path.stem), location=path.name, sha256=digest)
 
 
+@functools.lru_cache(maxsize=256)  # asked for each prompt, for the few datasets of a run
 def dataset_name(text: str) -> str:
     """`text` as a dataset's name: an account is a path, so "/" and oddities become "-"."""
     kept = (character if character.isalnum() or character in "._-" else "-" for character in text)

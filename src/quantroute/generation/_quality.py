@@ -23,6 +23,8 @@ __all__ = ["Judgement", "RowClass", "classify", "loop_score"]
 class RowClass(enum.Enum):
     """What an answer is good for. The order of the members is the order of precedence."""
 
+    __hash__ = object.__hash__  # by identity, as they are compared: enum's own is in Python
+
     WRONG_PROVIDER = "wrong_provider"  # served by somebody else, or another model: quarantined
     UNVERIFIED = "unverified"  # the answer does not say who served it
     ERROR = "error"  # not a whole answer: no or an odd finish reason, invalid text, a redaction

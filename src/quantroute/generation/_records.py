@@ -36,6 +36,8 @@ __all__ = [
 class RowState(enum.Enum):
     """How far a conversation has come."""
 
+    __hash__ = object.__hash__  # as `RowClass`
+
     OPEN = "open"  # turns are missing and can be had
     FINISHED = "finished"  # all turns are in, or one of them ended it by its class
     REFUSED = "refused"  # the service will never answer it as it is
