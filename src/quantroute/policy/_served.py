@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Sequence
 from typing import Final
@@ -37,7 +38,7 @@ def served_by(
     flags: list[str] = []
     if not provider_name:
         flags.append("served_unknown")
-    elif slugify(provider_name) not in _companies(endpoint):
+    elif slugify(provider_name) not in _companies(endpoint.provider_name, endpoint.provider_slug):
         flags.append("served_mismatch")
     if model and not _is_model(model, endpoint, canonical_slug):
         flags.append("model_mismatch")
@@ -67,14 +68,22 @@ def served_among(
     return tuple(fitting), tuple(flags)
 
 
-def _companies(endpoint: Endpoint) -> frozenset[str]:
-    return frozenset({slugify(endpoint.provider_name), slugify(endpoint.provider_slug)})
+# Both are asked with every answer, for the few endpoints of a model.
+@functools.lru_cache(maxsize=256)
+def _companies(provider_name: str, provider_slug: str) -> frozenset[str]:
+    return frozenset({slugify(provider_name), slugify(provider_slug)})
 
 
 def _is_model(model: str, endpoint: Endpoint, canonical_slug: str | None) -> bool:
+    return _names(model, endpoint.model, endpoint.served_name, canonical_slug)
+
+
+@functools.lru_cache(maxsize=256)
+def _names(model: str, listed: str, served_name: str | None, canonical_slug: str | None) -> bool:
+    """Whether an answer's `model` names the listed one."""
     answered = _base(model)
-    dated = [_base(name) for name in (endpoint.served_name, canonical_slug) if name]
-    asked = _base(endpoint.model)
+    dated = [_base(name) for name in (served_name, canonical_slug) if name]
+    asked = _base(listed)
     if answered == asked or answered in dated:
         return True
     # Only where no dated name is known may a date be stripped: kimi-k2-0905 is not kimi-k2-0711.
