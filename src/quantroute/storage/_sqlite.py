@@ -479,10 +479,8 @@ _CHUNKS: Final = (64, 48, 32, 24, 16, 12, 8, 6, 4, 3, 2, 1)
 _NULL: Final = float("nan")
 
 
-def insert_rows(
-    connection: sqlite3.Connection, begin: str, rows: Sequence[Sequence[Any]], *, end: str = ""
-) -> None:
-    """`begin (?, ...), (?, ...) end` for `rows` of one width, many rows a statement.
+def insert_rows(connection: sqlite3.Connection, begin: str, rows: Sequence[Sequence[Any]]) -> None:
+    """`begin (?, ...), (?, ...)` for `rows` of one width, many rows a statement.
 
     `executemany` steps, and so gives up the interpreter lock, once per row.
     Raises:
@@ -492,17 +490,17 @@ def insert_rows(
     for chunk in _CHUNKS:
         while len(rows) - at >= chunk:
             some = rows[at : at + chunk]
-            statement = _statement(begin, len(some[0]), chunk, end)
+            statement = _statement(begin, len(some[0]), chunk)
             connection.execute(statement, bound(chain.from_iterable(some)))
             at += chunk
 
 
-def bound(values: Iterable[Any]) -> tuple[Any, ...]:
+def bound(values: Iterable[Any]) -> list[Any]:
     """`values` for a statement, None in the form that costs less."""
-    return tuple([_NULL if value is None else value for value in values])
+    return [_NULL if value is None else value for value in values]
 
 
 @functools.lru_cache(maxsize=256)
-def _statement(begin: str, columns: int, rows: int, end: str) -> str:
+def _statement(begin: str, columns: int, rows: int) -> str:
     marks = ", ".join(["(" + ", ".join("?" * columns) + ")"] * rows)
-    return f"{begin} {marks}{end}"
+    return f"{begin} {marks}"
