@@ -9,6 +9,7 @@ when another process has written since ours, and then the cached working set is 
 
 Records are checked and applied in memory one by one, and written many at a time, before the
 transaction commits: at 2,000 requests in flight that is one statement for some dozens of records.
+Which entries they open and close, SQLite then reads from the records themselves.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ import sqlite3
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from operator import attrgetter
-from typing import Any, Final, assert_never
+from typing import Any, Final
 
+from quantroute.ledger._journal_rows import JOURNAL_COLUMNS, decode_record, encode_record
 from quantroute.ledger._records import (
     Account,
     Basis,
     CapSet,
-    Charge,
     EntryId,
     EntryStatus,
     Held,
@@ -32,20 +33,15 @@ from quantroute.ledger._records import (
     Posted,
     Record,
     Reserved,
-    Voided,
     lineage,
 )
 from quantroute.ledger._state import AccountState, LedgerState, OpenEntry
 from quantroute.money import NO_CAP, PicoUSD
-from quantroute.pricing import TokenUsage
 from quantroute.storage import Schema, Work, insert_rows
 
 __all__ = [
-    "JOURNAL_COLUMNS",
     "SCHEMA",
     "Books",
-    "decode_record",
-    "encode_record",
     "index_records",
     "read_accounts",
     "read_open_entries",
@@ -56,19 +52,12 @@ __all__ = [
 _RECORD: Final = Basis.RECORD  # looked up once, for each charge asks
 _SUMS: Final = tuple(item.name for item in fields(AccountState) if item.name != "cap")
 _ENTRY_COLUMNS: Final = OpenEntry.__struct_fields__
-_USAGE_COLUMNS: Final = tuple(item.name for item in fields(TokenUsage))
 _sums_of: Final = attrgetter(*_SUMS)
-_usage_values: Final = attrgetter(*_USAGE_COLUMNS)
-_NO_USAGE: Final = (None,) * len(_USAGE_COLUMNS)
 _entry_values: Final = attrgetter(
     # `_value_`, here and below: `value` of an Enum is a property in Python, six times as slow.
     *("status._value_" if name == "status" else name for name in _ENTRY_COLUMNS)
 )
-JOURNAL_COLUMNS: Final = (
-    "at_s", "kind", "entry_id", "account", "endpoint", "amount_pusd", "basis", "input_tokens",
-    "output_tokens", "reasoning_tokens", "cached_tokens", "cache_write_tokens", "generation_id",
-    "request_id", "attempt", "owner", "reason", "flags",
-)  # fmt: skip
+
 
 SCHEMA: Final = Schema(
     application_id=0x716E7274,  # "qnrt"
@@ -97,11 +86,23 @@ SCHEMA: Final = Schema(
 )
 
 _INSERT_RECORDS: Final = f"INSERT INTO journal ({', '.join(JOURNAL_COLUMNS)}) VALUES"
+# The entries that the last so many records open and close. Done within SQLite, from the records as
+# they are: to bind the same values a second time costs more. `open_entries` has no row numbers, so
+# that what is written to it does not change which record was the last.
+_LAST_RECORDS: Final = "journal WHERE seq > last_insert_rowid() - ?"
+_OPEN_ENTRIES: Final = f"""
+    INSERT OR REPLACE INTO open_entries ({", ".join(_ENTRY_COLUMNS)})
+    SELECT entry_id, account, endpoint, amount_pusd, '{EntryStatus.RESERVED.value}', owner, at_s,
+        request_id, attempt, NULL, '' FROM {_LAST_RECORDS} AND kind = 'reserved'
+"""
+_CLOSE_ENTRIES: Final = f"""
+    DELETE FROM open_entries WHERE entry_id IN
+        (SELECT entry_id FROM {_LAST_RECORDS} AND kind IN ('posted', 'voided'))
+"""
 _SAVE_ENTRIES: Final = f"INSERT OR REPLACE INTO open_entries ({', '.join(_ENTRY_COLUMNS)}) VALUES"
 _SAVE_ACCOUNTS: Final = (
     f"INSERT OR REPLACE INTO accounts (path, cap_pusd, {', '.join(_SUMS)}) VALUES"
 )
-_REMOVE_ENTRIES: Final = "DELETE FROM open_entries WHERE entry_id IN (VALUES"
 
 
 @dataclass(slots=True)
@@ -116,7 +117,7 @@ class Books:
     on_change: Callable[[], None] | None = None
     """Called on the writer thread after each transaction that changed an account."""
     _records: list[tuple[Any, ...]] = field(default_factory=list)
-    _entries: dict[EntryId, None] = field(default_factory=dict)  # an ordered set
+    _changed: dict[EntryId, None] = field(default_factory=dict)  # open ones; an ordered set
     _touched: dict[Account, None] = field(default_factory=dict)  # all above each changed as well
     _is_committed: bool = True
     _data_version: int | None = None
@@ -144,25 +145,25 @@ class Books:
                 "INSERT OR REPLACE INTO notes VALUES (?, ?)", (record.key, record.value)
             )
         else:
-            self._entries[record.entry_id] = None
+            if type(record) is Held or type(record) is Identified:
+                self._changed[record.entry_id] = None
             if type(record) is not Identified:
                 assert account is not None  # or `check` would have raised
                 self._touched[account] = None
 
     def write(self, connection: sqlite3.Connection) -> None:
         """Write what was gathered, for whoever reads the tables within the transaction."""
+        if not self._records:
+            return
         insert_rows(connection, _INSERT_RECORDS, self._records)
+        count = len(self._records)
+        connection.execute(_OPEN_ENTRIES, (count,))
+        known = map(self.state.entries.get, self._changed)
+        changed = [_entry_values(entry) for entry in known if entry is not None]
+        insert_rows(connection, _SAVE_ENTRIES, changed)
+        connection.execute(_CLOSE_ENTRIES, (count,))
         self._records.clear()
-        open_entries, resolved = [], []
-        for entry_id in self._entries:
-            entry = self.state.entries.get(entry_id)
-            if entry is None:
-                resolved.append((entry_id,))
-            else:
-                open_entries.append(_entry_values(entry))
-        insert_rows(connection, _SAVE_ENTRIES, open_entries)
-        insert_rows(connection, _REMOVE_ENTRIES, resolved, end=")")
-        self._entries.clear()
+        self._changed.clear()
 
     # -- Participant ------------------------------------------------------------------------------
 
@@ -171,7 +172,7 @@ class Books:
         if version != self._data_version or not self._is_committed:
             # Another process wrote, or our last transaction was rolled back: the cache may be
             # wrong, and what was gathered is void.
-            for gathered in (self._records, self._entries, self._touched):
+            for gathered in (self._records, self._changed, self._touched):
                 gathered.clear()
             self.state.accounts.clear()
             self.state.entries.clear()
@@ -182,7 +183,9 @@ class Books:
 
     def before_commit(self, connection: sqlite3.Connection) -> None:
         self.write(connection)
-        accounts = [_encode_account(path, self.state.accounts[path]) for path in self._changed()]
+        accounts = [
+            _encode_account(path, self.state.accounts[path]) for path in self._with_changed_sums()
+        ]
         insert_rows(connection, _SAVE_ACCOUNTS, accounts)
 
     def on_commit(self) -> None:
@@ -190,13 +193,13 @@ class Books:
         if not self._touched:
             return
         self.published.update(
-            (path, replace(self.state.accounts[path])) for path in self._changed()
+            (path, replace(self.state.accounts[path])) for path in self._with_changed_sums()
         )
         self._touched.clear()
         if self.on_change is not None:
             self.on_change()
 
-    def _changed(self) -> dict[Account, None]:
+    def _with_changed_sums(self) -> dict[Account, None]:
         """The accounts whose sums have changed."""
         return dict.fromkeys(path for account in self._touched for path in lineage(account))
 
@@ -301,147 +304,6 @@ def _read_account(connection: sqlite3.Connection, path: Account) -> AccountState
     )
 
 
-def encode_record(record: Record, account: Account | None, endpoint: str | None) -> tuple[Any, ...]:
-    """A journal row. Posted and voided rows repeat account and endpoint, for sums by either."""
-    if type(record) is Reserved:
-        return _row(
-            record.at_s,
-            "reserved",
-            account=account,
-            entry_id=record.entry_id,
-            endpoint=endpoint,
-            amount_pusd=record.amount_pusd,
-            request_id=record.request_id,
-            attempt=record.attempt,
-            owner=record.owner,
-        )
-    if type(record) is Posted:
-        charge = record.charge
-        return _row(
-            record.at_s,
-            "posted",
-            account=account,
-            entry_id=record.entry_id,
-            endpoint=endpoint,
-            amount_pusd=charge.amount_pusd,
-            basis=charge.basis._value_,
-            usage=charge.usage,
-            generation_id=charge.generation_id,
-            flags=" ".join(charge.flags) or None,
-        )
-    if type(record) is Identified:
-        return _row(
-            record.at_s,
-            "identified",
-            account=account,
-            entry_id=record.entry_id,
-            generation_id=record.generation_id,
-        )
-    if type(record) is Voided:
-        return _row(
-            record.at_s,
-            "voided",
-            account=account,
-            entry_id=record.entry_id,
-            endpoint=endpoint,
-            reason=record.reason,
-        )
-    if type(record) is Held:
-        return _row(
-            record.at_s,
-            "held",
-            account=account,
-            entry_id=record.entry_id,
-            reason=record.reason,
-            generation_id=record.generation_id,
-        )
-    if type(record) is CapSet:
-        return _row(
-            record.at_s,
-            "cap set",
-            account=account,
-            amount_pusd=None if record.cap is NO_CAP else record.cap,
-        )
-    if type(record) is Noted:
-        return _row(record.at_s, "noted", account=account, reason=record.key, flags=record.value)
-    assert_never(record)
-
-
-def _row(
-    at_s: float,
-    kind: str,
-    *,
-    account: Account | None,
-    entry_id: EntryId | None = None,
-    endpoint: str | None = None,
-    amount_pusd: int | None = None,
-    basis: str | None = None,
-    usage: TokenUsage | None = None,
-    generation_id: str | None = None,
-    request_id: str | None = None,
-    attempt: int | None = None,
-    owner: str | None = None,
-    reason: str | None = None,
-    flags: str | None = None,
-) -> tuple[Any, ...]:
-    """The columns in the order of `JOURNAL_COLUMNS`."""
-    tokens = _NO_USAGE if usage is None else _usage_values(usage)
-    return (
-        *(at_s, kind, entry_id, account, endpoint, amount_pusd, basis, *tokens),
-        *(generation_id, request_id, attempt, owner, reason, flags),
-    )
-
-
 def _encode_account(path: Account, state: AccountState) -> tuple[Any, ...]:
     cap = None if state.cap is NO_CAP else state.cap
     return path, cap, *_sums_of(state)
-
-
-def decode_record(row: dict[str, Any]) -> Record:
-    """The record that `encode_record` made these columns of."""
-    at_s, entry_id = row["at_s"], EntryId(row["entry_id"] or "")
-    match row["kind"]:
-        case "cap set":
-            cap = NO_CAP if row["amount_pusd"] is None else PicoUSD(row["amount_pusd"])
-            return CapSet(account=Account(row["account"]), cap=cap, at_s=at_s)
-        case "reserved":
-            return Reserved(
-                entry_id=entry_id,
-                account=Account(row["account"]),
-                amount_pusd=row["amount_pusd"],
-                endpoint=row["endpoint"],
-                request_id=row["request_id"],
-                attempt=row["attempt"],
-                owner=row["owner"],
-                at_s=at_s,
-            )
-        case "identified":
-            return Identified(entry_id=entry_id, generation_id=row["generation_id"], at_s=at_s)
-        case "posted":
-            return Posted(entry_id=entry_id, charge=_decode_charge(row), at_s=at_s)
-        case "voided":
-            return Voided(entry_id=entry_id, reason=row["reason"], at_s=at_s)
-        case "held":
-            return Held(
-                entry_id=entry_id,
-                reason=row["reason"],
-                generation_id=row["generation_id"],
-                at_s=at_s,
-            )
-        case "noted":
-            return Noted(key=row["reason"], value=row["flags"], at_s=at_s)
-        case kind:
-            raise ValueError(f"unknown journal record {kind!r}")
-
-
-def _decode_charge(row: dict[str, Any]) -> Charge:
-    usage = None
-    if row["input_tokens"] is not None:
-        usage = TokenUsage(**{item.name: row[item.name] for item in fields(TokenUsage)})
-    return Charge(
-        amount_pusd=row["amount_pusd"],
-        basis=Basis(row["basis"]),
-        usage=usage,
-        generation_id=row["generation_id"],
-        flags=tuple((row["flags"] or "").split()),
-    )

@@ -139,8 +139,9 @@ class Noted(Struct, frozen=True, kw_only=True):
 
 
 # Which one a record is, is asked by `type(record) is Posted`: mypy follows it, as these are final.
-# To find by `isinstance` what a Struct is not takes 2,000 instructions, its class being none of
-# `type`'s own; a row's two records would ask ten times.
+# To find by `isinstance` what a Struct is not costs 2,000 instructions (2026-11, Python 3.11): its
+# metaclass is then asked. The two records of a row would ask six times, for 4 % of all that is
+# done to write it.
 Record = CapSet | Reserved | Identified | Posted | Voided | Held | Noted
 
 

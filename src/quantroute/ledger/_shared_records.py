@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 from msgspec import structs
 
 from quantroute.errors import BudgetExceeded, EntryStateError
-from quantroute.ledger._journal import JOURNAL_COLUMNS, decode_record, encode_record
+from quantroute.ledger._journal_rows import JOURNAL_COLUMNS, decode_record, encode_record
 from quantroute.ledger._records import (
     ROOT,
     Account,

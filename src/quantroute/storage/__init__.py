@@ -2,6 +2,7 @@
 
 from quantroute.storage._files import atomic_file, atomic_folder, atomic_write
 from quantroute.storage._locks import FileLock, is_locked
+from quantroute.storage._many_rows import bound, insert_rows
 from quantroute.storage._readonly import read_only
 from quantroute.storage._sqlite import (
     MEMORY,
@@ -9,8 +10,6 @@ from quantroute.storage._sqlite import (
     Schema,
     SqliteStore,
     Work,
-    bound,
-    insert_rows,
 )
 
 __all__ = [

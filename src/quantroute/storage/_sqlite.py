@@ -18,14 +18,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import queue
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Generic, Protocol, Self, TypeVar
@@ -33,7 +31,7 @@ from typing import Any, Final, Generic, Protocol, Self, TypeVar
 from quantroute._log import get_logger
 from quantroute.errors import JournalError
 
-__all__ = ["MEMORY", "Participant", "Schema", "SqliteStore", "Work", "bound", "insert_rows"]
+__all__ = ["MEMORY", "Participant", "Schema", "SqliteStore", "Work"]
 
 T = TypeVar("T")
 P = TypeVar("P", bound="Participant")
@@ -469,40 +467,3 @@ def _resolve(jobs: list[_Job[Any]]) -> None:
             job.future.set_result(job.result)
         else:
             job.future.set_exception(job.error)
-
-
-#: Rows per statement. Few sizes, so that each statement is prepared once and kept; and so many
-#: that three statements at most make up any number below the largest.
-_CHUNKS: Final = (64, 48, 32, 24, 16, 12, 8, 6, 4, 3, 2, 1)
-#: SQLite takes a float that is not a number for NULL. Python's module asks each None whether it
-#: adapts itself to the database, which takes 0.3 microseconds, and a row has twenty of them.
-_NULL: Final = float("nan")
-
-
-def insert_rows(
-    connection: sqlite3.Connection, begin: str, rows: Sequence[Sequence[Any]], *, end: str = ""
-) -> None:
-    """`begin (?, ...), (?, ...) end` for `rows` of one width, many rows a statement.
-
-    `executemany` steps, and so gives up the interpreter lock, once per row.
-    Raises:
-        sqlite3.Error, UnicodeEncodeError, OverflowError: some rows may be written, some not.
-    """
-    at = 0
-    for chunk in _CHUNKS:
-        while len(rows) - at >= chunk:
-            some = rows[at : at + chunk]
-            statement = _statement(begin, len(some[0]), chunk, end)
-            connection.execute(statement, bound(chain.from_iterable(some)))
-            at += chunk
-
-
-def bound(values: Iterable[Any]) -> tuple[Any, ...]:
-    """`values` for a statement, None in the form that costs less."""
-    return tuple([_NULL if value is None else value for value in values])
-
-
-@functools.lru_cache(maxsize=256)
-def _statement(begin: str, columns: int, rows: int, end: str) -> str:
-    marks = ", ".join(["(" + ", ".join("?" * columns) + ")"] * rows)
-    return f"{begin} {marks}{end}"
