@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Final
 
-__all__ = ["header", "retry_after_s"]
+__all__ = ["header", "media_type", "retry_after_s"]
 
 _LONGEST_HINT_S: Final = 3_600.0
 
@@ -15,6 +15,11 @@ _LONGEST_HINT_S: Final = 3_600.0
 def header(headers: Mapping[str, str], name: str) -> str | None:
     """A header's value without blanks, None if absent or empty."""
     return headers.get(name, "").strip() or None
+
+
+def media_type(headers: Mapping[str, str]) -> str:
+    """`Content-Type` without its parameters, in lower case; "" if absent."""
+    return headers.get("Content-Type", "").partition(";")[0].strip().lower()
 
 
 def retry_after_s(headers: Mapping[str, str], *, now: datetime) -> float | None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quantroute._headers import retry_after_s
+from quantroute._headers import media_type, retry_after_s
 from quantroute.client._classify import Classified, Kind
 from quantroute.client._retry import (
     GiveUp,
@@ -102,3 +102,16 @@ def test_the_servers_hint_is_a_minimum() -> None:
     elsewhere = decide(Kind.TRANSIENT, hint_s=42.0)
     assert isinstance(elsewhere, Retry)
     assert elsewhere.after_s < 1.0
+
+
+@pytest.mark.parametrize(
+    ("given", "media"),
+    [
+        ({"Content-Type": "Text/Event-Stream; charset=utf-8"}, "text/event-stream"),
+        ({"Content-Type": " application/json"}, "application/json"),
+        ({"Content-Type": ""}, ""),
+        ({}, ""),
+    ],
+)
+def test_what_kind_of_body_headers_name(given: dict[str, str], media: str) -> None:
+    assert media_type(given) == media

@@ -15,7 +15,7 @@ import aiohttp
 from msgspec import Struct
 from yarl import URL
 
-from quantroute._headers import header, retry_after_s
+from quantroute._headers import header, media_type, retry_after_s
 from quantroute._http import Service, SessionPool
 from quantroute.client._reply import BodyDecoder, Reply, StreamDecoder, shortened
 from quantroute.clock import Clock
@@ -272,8 +272,9 @@ class Transport:
         self, response: aiohttp.ClientResponse, is_streamed: bool
     ) -> BodyDecoder | StreamDecoder:
         # What came decides, not what was asked: an error before the stream is a plain JSON body.
-        is_events = response.content_type == "text/event-stream"
-        if is_streamed and response.status == 200 and response.content_type != "application/json":
+        media = media_type(response.headers)
+        is_events = media == "text/event-stream"
+        if is_streamed and response.status == 200 and media != "application/json":
             is_events = True
         decoder = StreamDecoder if is_events else BodyDecoder
         generation_id = header(response.headers, _GENERATION_ID)

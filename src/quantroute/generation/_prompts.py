@@ -73,7 +73,7 @@ class Prompt:
 
     def messages(self) -> tuple[dict[str, str], ...]:
         """The system prompt, if any, and the user turns: what identifies the row."""
-        users = tuple({"role": "user", "content": text} for text in self.turns)
+        users = tuple([{"role": "user", "content": text} for text in self.turns])
         if self.system is None:
             return users
         return ({"role": "system", "content": self.system}, *users)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
+from typing import Final
 
 from quantroute.errors import ConfigurationError
 
@@ -22,6 +23,11 @@ class BreakerState(enum.Enum):
     CLOSED = "closed"
     OPEN = "open"
     PROBING = "probing"
+
+
+# Looked up once: until Python 3.12 a member of an enum is found four times as slowly as a constant.
+_CLOSED: Final = BreakerState.CLOSED
+_OPEN: Final = BreakerState.OPEN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,18 +66,17 @@ class Breaker:
 
     def admits(self, now_s: float) -> bool:
         """Whether a request may be sent; while probing, one at a time."""
-        return self.state is BreakerState.CLOSED or (
-            self.state is BreakerState.OPEN and now_s >= self.open_until_s
-        )
+        state = self.state
+        return state is _CLOSED or (state is _OPEN and now_s >= self.open_until_s)
 
     def sent(self) -> None:
         """Note a request: the first one after the pause is the probe."""
-        if self.state is BreakerState.OPEN:
+        if self.state is _OPEN:
             self.state = BreakerState.PROBING
 
     def succeeded(self) -> None:
         """An answer came: closed, whatever was before."""
-        self.state = BreakerState.CLOSED
+        self.state = _CLOSED
         self._faults_in_a_row = self._failed_probes = 0
 
     def failed(self, *, sent_at_s: float, now_s: float, problem: str) -> bool:
