@@ -6,8 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from property_support import load_profile
 from quantroute.simulator import DEFAULT_API_KEY
 from redis_support import RedisServer, redis_server
+
+load_profile()
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from property_support import examples
 from quantroute.errors import (
     BudgetExceeded,
     ConfigurationError,
@@ -81,7 +82,7 @@ AROUND = st.one_of(
 
 
 @given(cap=AROUND, spent=AROUND, wanted=AROUND)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_the_last_pico_dollar_is_decided_exactly(
     redis: RedisServer, cap: int, spent: int, wanted: int
 ) -> None:
