@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 
 import pytest
@@ -11,6 +12,12 @@ from quantroute.simulator import DEFAULT_API_KEY
 from redis_support import RedisServer, redis_server
 
 load_profile()
+
+
+def pytest_collection_finish() -> None:
+    """What is loaded by now stays: garbage collections during the tests need not look at it."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture
