@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import pytest
 
@@ -12,6 +12,12 @@ from quantroute.simulator import DEFAULT_API_KEY
 from redis_support import RedisServer, redis_server
 
 load_profile()
+
+
+@pytest.hookimpl(wrapper=True, optionalhook=True)
+def pytest_xdist_auto_num_workers() -> Generator[None, int, int]:
+    """`-n auto`: two more than there are processors, as many tests wait for a timer or a process."""
+    return (yield) + 2
 
 
 def pytest_collection_finish() -> None:
