@@ -16,7 +16,7 @@ load_profile()
 
 @pytest.hookimpl(wrapper=True, optionalhook=True)
 def pytest_xdist_auto_num_workers() -> Generator[None, int, int]:
-    """`-n auto`: two more than there are processors, as many tests wait for a timer or a process."""
+    """`-n auto`: two more than processors, as many tests wait for a timer or a process."""
     return (yield) + 2
 
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import scipy
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import stats
 
 from audit_support import (
     PLAIN,
@@ -153,7 +153,7 @@ def test_tokens_needed_gives_the_promised_power(effect: float, deviation: float,
     sums = np.random.default_rng(seed).normal(
         effect * needed, deviation * math.sqrt(needed), size=4_000
     )
-    share = np.mean(2 * stats.norm.sf(abs(sums) / deviation / math.sqrt(needed)) < 0.05)
+    share = np.mean(2 * scipy.stats.norm.sf(abs(sums) / deviation / math.sqrt(needed)) < 0.05)
     assert 0.87 < share < 0.999
 
 
