@@ -15,9 +15,13 @@ load_profile()
 
 
 @pytest.hookimpl(wrapper=True, optionalhook=True)
-def pytest_xdist_auto_num_workers() -> Generator[None, int, int]:
-    """`-n auto`: two more than processors, as many tests wait for a timer or a process."""
-    return (yield) + 2
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> Generator[None, int, int]:
+    """`-n auto`: two more than processors, as many tests wait for a timer or a process.
+
+    Slow ones compute.
+    """
+    workers = yield
+    return workers + 2 if config.option.markexpr == "not slow" else workers
 
 
 def pytest_collection_finish() -> None:
