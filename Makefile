@@ -20,7 +20,7 @@ test:
 	$(PYTHON) -m pytest -n auto
 
 slow:
-	$(PYTHON) -m pytest -n auto -m slow
+	HYPOTHESIS_PROFILE=ci $(PYTHON) -m pytest -n auto -m "slow or hypothesis"
 
 format:
 	$(PYTHON) -m ruff format .

@@ -72,6 +72,7 @@ def _kept(entries: list[Any], present: Path, made: set[str]) -> list[Any]:
 def cli_page() -> str:
     """Every command with its options, from the help texts."""
     from quantroute.cli._app import app
+    from quantroute.cli._commands import COMMANDS, load
 
     group: Any = typer.main.get_command(app)
     parts = [
@@ -84,7 +85,8 @@ def cli_page() -> str:
         "## Before the command\n",
         _table(group),
     ]
-    for name, command in group.commands.items():
+    for name in COMMANDS:
+        command = load(name)
         parts.append(f"## quantroute {name}\n")
         parts.append(_prose(command.help or ""))
         parts.append(_table(command))

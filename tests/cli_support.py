@@ -63,7 +63,7 @@ def start(
     )
 
 
-def finished(process: subprocess.Popen[str], *, timeout_s: float = 20.0) -> Ended:
+def finished(process: subprocess.Popen[str], *, timeout_s: float = 60.0) -> Ended:
     """How a process ended."""
     out, err = process.communicate(timeout=timeout_s)
     return Ended(process.returncode, out, err)

@@ -2,12 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import gc
+from collections.abc import Generator, Iterator
 
 import pytest
 
+from property_support import load_profile
 from quantroute.simulator import DEFAULT_API_KEY
 from redis_support import RedisServer, redis_server
+
+load_profile()
+
+
+@pytest.hookimpl(wrapper=True, optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> Generator[None, int, int]:
+    """`-n auto`: two more than processors, as many tests wait for a timer or a process.
+
+    Slow ones compute.
+    """
+    workers = yield
+    return workers + 2 if config.option.markexpr == "not slow" else workers
+
+
+def pytest_collection_finish() -> None:
+    """What is loaded by now stays: garbage collections during the tests need not look at it."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import threading
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -96,6 +98,27 @@ class LocalServer:
     async def _event(self, response: web.StreamResponse, fields: dict[str, Any]) -> None:
         chunk = {"id": "chatcmpl-1", "model": self.model, **fields}
         await response.write(f"data: {json.dumps(chunk)}\n\n".encode())
+
+
+@contextmanager
+def running_beside(server: LocalServer) -> Iterator[LocalServer]:
+    """The server in a thread of its own, for commands that run in the main one."""
+    is_up, is_over = threading.Event(), threading.Event()
+
+    async def serve() -> None:
+        async with running(server):
+            is_up.set()
+            await asyncio.to_thread(is_over.wait)
+
+    with ThreadPoolExecutor(1) as beside:
+        served = beside.submit(asyncio.run, serve())
+        served.add_done_callback(lambda _: is_up.set())
+        try:
+            is_up.wait()
+            yield server
+        finally:
+            is_over.set()
+            served.result()
 
 
 @asynccontextmanager

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from audit_support import honest_rows, mixed_rows, noisy_rows
+from property_support import examples
 
 pytest.importorskip("torch")
 
@@ -66,7 +67,7 @@ def test_the_claim_is_rarely_rejected_by_likelihood() -> None:
 
 
 @pytest.mark.parametrize("form", ["int4", "int8", "nvfp4", "mxfp4", "fp8"])
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(seed=st.integers(0, 1000))
 def test_a_format_holds_its_own_values(form: str, seed: int) -> None:
     weight = torch.randn(8, 64, generator=torch.Generator().manual_seed(seed))

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy import stats
+import scipy
 
 from audit_target import QUESTIONS, make_target, prompt_ids, sample
 from quantroute.audit import (
@@ -189,7 +189,7 @@ def test_false_alarms_over_200_honest_samples_are_as_rare_as_promised(served: Se
         [scores[CLAIM][index] for index in part]
         for part in list(parts_of(scores[CLAIM], NULL_TOKENS))[:NULLS]
     ]
-    low, high = stats.binom.interval(0.999, NULLS, 0.05)
+    low, high = scipy.stats.binom.interval(0.999, NULLS, 0.05)
     for ps in (
         [drift(part).p for part in parts],
         [rank_test(part, seed=seed).p for seed, part in enumerate(parts)],

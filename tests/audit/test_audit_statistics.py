@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import scipy
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import stats
 
 from audit_support import (
     PLAIN,
@@ -21,6 +21,7 @@ from audit_support import (
     mixed_rows,
     noisy_rows,
 )
+from property_support import examples
 
 pytest.importorskip("torch")
 
@@ -52,7 +53,7 @@ claims = st.builds(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(claim=claims, seed=st.integers(0, 10_000))
 def test_scores_agree_with_a_token_by_token_reference(claim: SamplingClaim, seed: int) -> None:
     logits = logits_of(6, seed=seed)
@@ -145,14 +146,14 @@ def test_two_endpoints_with_the_same_disturbance_do_not_differ() -> None:
     assert rank_gap_p(rank_test(one), rank_test(honest)) < 0.05
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=examples(10), deadline=None)
 @given(effect=st.floats(0.05, 1.0), deviation=st.floats(0.5, 3.0), seed=st.integers(0, 100))
 def test_tokens_needed_gives_the_promised_power(effect: float, deviation: float, seed: int) -> None:
     needed = tokens_needed(effect, deviation, power=0.9)
     sums = np.random.default_rng(seed).normal(
         effect * needed, deviation * math.sqrt(needed), size=4_000
     )
-    share = np.mean(2 * stats.norm.sf(abs(sums) / deviation / math.sqrt(needed)) < 0.05)
+    share = np.mean(2 * scipy.stats.norm.sf(abs(sums) / deviation / math.sqrt(needed)) < 0.05)
     assert 0.87 < share < 0.999
 
 

@@ -15,15 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 
 from cli_support import ROOT, code_blocks, quantroute
 from quantroute.cli._app import app
+from quantroute.cli._commands import COMMANDS, load
 from quantroute.cli._exit import ExitCode
 from quantroute.simulator import DEFAULT_API_KEY, ThreadedSimulator
 
 README = ROOT / "README.md"
-COMMANDS: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 PAGES = [
     README,
     *sorted((ROOT / "docs").rglob("*.md")),
@@ -135,15 +134,21 @@ def test_the_exit_codes_of_the_readme_are_those_of_the_command() -> None:
 def test_help_documents_every_option(name: str) -> None:
     ended = quantroute(name, "--help", env={"COLUMNS": "200"})
     assert ended.code == 0
-    for parameter in COMMANDS[name].params:
+    for parameter in load(name).params:
         assert parameter.help, f"{name} {parameter.name} has no help"
         for option in parameter.opts if parameter.param_type_name == "option" else ():
             assert option in ended.out
 
 
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_list_says_of_a_command_what_its_own_help_begins_with(name: str) -> None:
+    assert " ".join(load(name).help.partition("\n\n")[0].split()) == COMMANDS[name].summary
+
+
 def test_help_lists_every_command_and_how_to_begin() -> None:
     ended = quantroute("--help", env={"COLUMNS": "200"})
-    assert all(name in ended.out for name in COMMANDS)
+    for name, place in COMMANDS.items():
+        assert re.search(rf"^\W+{name} +{re.escape(place.summary)} *\W$", ended.out, re.MULTILINE)
     assert "quantroute generate --simulate --cap 1.00" in ended.out
 
 

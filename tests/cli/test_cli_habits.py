@@ -8,13 +8,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-import typer
+from typer.testing import CliRunner
 
 from cli_support import MODEL, quantroute, start, write_prompts
 from quantroute.cli._app import app
+from quantroute.cli._commands import COMMANDS, load
 from quantroute.cli._exit import ExitCode
 from quantroute.cli._policy_options import PolicyOptions
 from quantroute.simulator import ThreadedSimulator
@@ -82,17 +82,14 @@ TOLD_IN_FILES = {"demo", "pipeline"}
 
 
 def test_every_command_speaks_json() -> None:
-    commands: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-    for name, command in commands.items():
-        if name in TOLD_IN_FILES:
-            continue
-        options = {option for parameter in command.params for option in parameter.opts}
+    for name in COMMANDS.keys() - TOLD_IN_FILES:
+        options = {option for parameter in load(name).params for option in parameter.opts}
         assert "--json" in options, name
 
 
 @pytest.mark.parametrize("name", ["generate", "endpoints", "serve", "audit"])
 def test_who_may_serve_is_said_alike_everywhere(name: str) -> None:
-    command: Any = typer.main.get_command(app).commands[name]  # type: ignore[attr-defined]
+    command = load(name)
     wanted = {item.name for item in dataclasses.fields(PolicyOptions)}
     assert wanted <= {parameter.name for parameter in command.params}
     assert "policy_options" not in {parameter.name for parameter in command.params}
@@ -151,15 +148,47 @@ def test_the_shell_completes_commands_options_and_values(line: str, expected: se
         "COMP_WORDS": line,
         "COMP_CWORD": str(len(words) - 1),
     }
-    code = "import sys; sys.argv = ['quantroute']; from quantroute.cli import main; main()"
+    asked = CliRunner().invoke(app, [], env=variables, prog_name="quantroute")
+    assert expected <= set(asked.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables"),
+    [
+        (["--help"], {}),
+        (
+            [],
+            {
+                "_QUANTROUTE_COMPLETE": "complete_bash",
+                "COMP_WORDS": "quantroute gen",
+                "COMP_CWORD": "1",
+            },
+        ),
+    ],
+    ids=["help", "completion"],
+)
+def test_help_and_completion_load_no_command(
+    arguments: list[str], variables: dict[str, str]
+) -> None:
+    """A shell asks at each press of the tabulator, and waits."""
+    code = (
+        "import atexit, sys;"
+        "unwanted = {'aiohttp', 'msgspec', 'numpy', 'orjson', 'scipy', 'structlog',"
+        "  'torch', 'quantroute.client', 'quantroute.generation', 'quantroute.report',"
+        "  'quantroute.simulator'};"
+        "atexit.register(lambda: print('loaded', unwanted & set(sys.modules)));"
+        "sys.argv = ['quantroute', *sys.argv[1:]];"
+        "from quantroute.cli import main; main()"
+    )
     asked = subprocess.run(
-        [sys.executable, "-c", code],
+        [sys.executable, "-c", code, *arguments],
         env={**os.environ, **variables},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert expected <= set(asked.stdout.split())
+    assert "generate" in asked.stdout
+    assert asked.stdout.endswith("loaded set()\n")
 
 
 def test_the_simulator_tells_programs_where_it_is() -> None:

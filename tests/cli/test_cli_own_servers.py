@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
 from pathlib import Path
 
-from cli_support import Ended, finished, start, write_prompts
-from local_server import LocalServer, running
+from cli_support import quantroute, write_prompts
+from local_server import LocalServer, running_beside
 from plan_support import write_spec
 from quantroute.cli._exit import ExitCode
-from quantroute.simulator import DEFAULT_API_KEY, Simulator, kimi_mission_scenario
+from quantroute.simulator import DEFAULT_API_KEY, ThreadedSimulator, kimi_mission_scenario
+
+SCENARIO = kimi_mission_scenario()
 
 
 def described(folder: Path, server: LocalServer, *, policy: str = "") -> Path:
@@ -27,18 +27,11 @@ def databases(folder: Path) -> list[Path]:
     return list(folder.rglob("*.sqlite"))
 
 
-async def ended(*arguments: object, key: str | None = None) -> Ended:
-    """The command in a process of its own, with that key and no other."""
-    env = {name: value for name, value in os.environ.items() if name != "OPENROUTER_API_KEY"}
-    env |= {"OPENROUTER_API_KEY": key} if key else {}
-    return await asyncio.to_thread(finished, start(*arguments, env=env), timeout_s=50.0)
-
-
-async def test_a_plan_compares_own_servers_with_the_service(tmp_path: Path) -> None:
-    async with running(LocalServer()) as server, Simulator(kimi_mission_scenario()) as simulator:
+def test_a_plan_compares_own_servers_with_the_service(tmp_path: Path) -> None:
+    with running_beside(LocalServer()) as server, ThreadedSimulator(SCENARIO) as simulator:
         path = described(tmp_path, server)
         asked = ("plan", path, "--base-url", simulator.base_url)
-        told, printed = await ended(*asked, "--json"), await ended(*asked)
+        told, printed = quantroute(*asked, "--json"), quantroute(*asked)
     assert told.code == 0, told.err
     own, hosted, both = told.data["ways"]
     assert (own["way"], own["cost_pusd"], own["own_speed"]) == ("all on own servers", 0, "declared")
@@ -50,28 +43,33 @@ async def test_a_plan_compares_own_servers_with_the_service(tmp_path: Path) -> N
     assert "in time" in printed.out
 
 
-async def test_own_servers_alone_need_no_key_of_the_service(tmp_path: Path) -> None:
-    async with running(LocalServer()) as server, Simulator(kimi_mission_scenario()) as simulator:
+def test_own_servers_alone_need_no_key_of_the_service(tmp_path: Path) -> None:
+    with running_beside(LocalServer()) as server, ThreadedSimulator(SCENARIO) as simulator:
         path = described(tmp_path, server, policy='[policy]\nonly = ["local"]')
-        done = await ended("generate", path, "--base-url", simulator.base_url, "--json")
+        done = quantroute("generate", path, "--base-url", simulator.base_url, "--json")
         assert simulator.bill.total_pusd == 0
     assert done.code == 0, done.err
     assert len(server.bodies) == 30
     assert done.data["spent_pusd"] == 0
 
 
-async def test_with_hosted_endpoints_the_key_is_asked_for_before_anything_is_written(
+def test_with_hosted_endpoints_the_key_is_asked_for_before_anything_is_written(
     tmp_path: Path,
 ) -> None:
-    async with running(LocalServer()) as server, Simulator(kimi_mission_scenario()) as simulator:
+    with running_beside(LocalServer()) as server, ThreadedSimulator(SCENARIO) as simulator:
         path = described(tmp_path, server)
-        refused = await ended("generate", path, "--base-url", simulator.base_url)
+        refused = quantroute("generate", path, "--base-url", simulator.base_url)
         assert refused.code == ExitCode.ACCOUNT, refused.err
         assert "OPENROUTER_API_KEY is not set" in refused.err
         assert not server.bodies
         assert databases(tmp_path) == []
-        with_key = await ended(
-            "generate", path, "--base-url", simulator.base_url, "--json", key=DEFAULT_API_KEY
+        with_key = quantroute(
+            "generate",
+            path,
+            "--base-url",
+            simulator.base_url,
+            "--json",
+            env={"OPENROUTER_API_KEY": DEFAULT_API_KEY},
         )
     assert with_key.code == 0, with_key.err
     assert server.bodies

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pty
 import re
-import select
 import signal
 import subprocess
 import time
@@ -18,6 +18,9 @@ import pytest
 from cli_support import SLOW_SCENARIO, finished, quantroute, start, write_prompts
 from quantroute.simulator import DEFAULT_API_KEY, Scenario, ThreadedSimulator, load_scenario
 
+#: Each starts a process or two, which takes a second, or half a minute on a busy machine.
+pytestmark = pytest.mark.timeout(180)
+
 
 @pytest.fixture
 def scenario(tmp_path: Path) -> Scenario:
@@ -27,7 +30,7 @@ def scenario(tmp_path: Path) -> Scenario:
     return load_scenario(file)
 
 
-def wait_for(condition: Callable[[], bool], *, timeout_s: float = 15.0) -> None:
+def wait_for(condition: Callable[[], bool], *, timeout_s: float = 60.0) -> None:
     deadline_s = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline_s, "what was waited for did not happen"
@@ -176,16 +179,15 @@ def test_a_log_gets_plain_lines(service: ThreadedSimulator) -> None:
 
 
 def drained(descriptor: int) -> str:
-    """All that is written to a terminal until the other side is closed."""
+    """All that is written to a terminal until the other side is closed.
+
+    However long that takes: a command that starts on a busy machine is silent for many seconds, and
+    its terminal must not be taken away meanwhile.
+    """
     parts = []
-    while select.select([descriptor], [], [], 15.0)[0]:
-        try:
-            part = os.read(descriptor, 65_536)
-        except OSError:  # Linux says EIO when the last writer is gone
-            break
-        if not part:
-            break
-        parts.append(part)
+    with contextlib.suppress(OSError):  # Linux says EIO when the last writer is gone
+        while part := os.read(descriptor, 65_536):
+            parts.append(part)
     os.close(descriptor)
     return b"".join(parts).decode()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import json
 import re
 from collections import Counter
@@ -32,9 +33,15 @@ def events_of(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def spoken(path: Path) -> Iterator[tuple[str, str, set[str]]]:
+@functools.cache
+def spoken(path: Path) -> tuple[tuple[str, str, frozenset[str]], ...]:
     """Name, level and facts of each event that a module can tell."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    text = path.read_text()
+    return tuple(_spoken(path, text)) if re.search(r"\b_?log\.", text) else ()
+
+
+def _spoken(path: Path, text: str) -> Iterator[tuple[str, str, frozenset[str]]]:
+    for node in ast.walk(ast.parse(text)):
         if (
             isinstance(node, ast.Call)
             and isinstance(node.func, ast.Attribute)
@@ -43,7 +50,7 @@ def spoken(path: Path) -> Iterator[tuple[str, str, set[str]]]:
             and node.func.attr in LEVELS
         ):
             assert isinstance(node.args[0], ast.Constant), (path, node.lineno)
-            facts = {keyword.arg for keyword in node.keywords if keyword.arg}
+            facts = frozenset(keyword.arg for keyword in node.keywords if keyword.arg)
             yield node.args[0].value, node.func.attr, facts
 
 

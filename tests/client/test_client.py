@@ -441,12 +441,13 @@ class TestTimeouts:
 
 
 class TestLoops:
-    def test_two_successive_loops_and_no_leaked_descriptors(self) -> None:
-        """One client object on twenty loops, a thousand requests in all."""
+    @pytest.mark.parametrize("rows", [15, pytest.param(50, marks=pytest.mark.slow)])
+    def test_successive_loops_and_no_leaked_descriptors(self, rows: int) -> None:
+        """One client object on twenty loops, with hundreds of requests in all."""
 
         async def session(client: Client) -> None:
             async with client:
-                await asyncio.gather(*(client.complete(request(f"p{n}")) for n in range(50)))
+                await asyncio.gather(*(client.complete(request(f"p{n}")) for n in range(rows)))
 
         async def main() -> None:
             simulator = Simulator(kimi_mission_scenario())

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from property_support import examples
 from quantroute.client import _reply
 from quantroute.client._reply import BodyDecoder, Reply, StreamDecoder
 from quantroute.client._wire import UsualReply, read_usual
@@ -113,7 +114,7 @@ def test_both_ways_of_reading_give_the_same_reply(is_streamed: bool) -> None:
     """Which models read a body can never be told from the reply."""
     ways = set()
 
-    @settings(max_examples=400, deadline=None)
+    @settings(max_examples=examples(400), deadline=None)
     @given(bodies())
     def check(body: dict[str, Any]) -> None:
         if is_streamed:

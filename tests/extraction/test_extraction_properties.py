@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from extraction_support import K2_THINKING_STYLE, make_row
+from property_support import examples
 from quantroute.extraction import (
     KIMI_STYLE_TEMPLATE,
     Example,
@@ -49,7 +50,7 @@ def profile_of(target: TargetTokenizer) -> TemplateProfile:
     return probe_template(target)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(answers=ANSWERS, questions=st.lists(TEXTS, min_size=3, max_size=3), system=TEXTS)
 def test_what_is_trained_is_what_was_written(
     target: TargetTokenizer, answers: list[tuple[str, str]], questions: list[str], system: str
@@ -79,7 +80,7 @@ def test_what_is_trained_is_what_was_written(
         assert ends == 2 + 2 * turn
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(answer=st.tuples(TEXTS, TEXTS), question=TEXTS)
 def test_without_imitations_the_prompt_is_encoded_as_a_whole(
     target: TargetTokenizer, answer: tuple[str, str], question: str

@@ -391,7 +391,8 @@ class TestKey:
 
 
 class TestLoops:
-    def test_a_thousand_requests_leave_no_socket_and_no_warning(self) -> None:
+    @pytest.mark.parametrize("rows", [150, pytest.param(500, marks=pytest.mark.slow)])
+    def test_many_requests_leave_no_socket_and_no_warning(self, rows: int) -> None:
         """Half of them cut by the server; warnings of unclosed things are errors."""
 
         async def main() -> None:
@@ -409,10 +410,10 @@ class TestLoops:
             retry = RetryPolicy(base_s=0.0, max_attempts=40, max_paid_attempts=40)
             async with facing(chat, cap_usd="1000", retry=retry) as (client, server):
                 done = await asyncio.gather(
-                    *(client.complete(request(f"p{n}")) for n in range(500))
+                    *(client.complete(request(f"p{n}")) for n in range(rows))
                 )
                 assert all(isinstance(item, Answered) for item in done)
-                assert len(server.chats) >= 1_000
+                assert len(server.chats) >= 2 * rows
             await asyncio.sleep(0.02)
 
         with warnings.catch_warnings():

@@ -22,6 +22,7 @@ from generation.fakes import (
     make_config,
     make_prompts,
 )
+from property_support import examples
 from quantroute.client import ChatRequest, GaveUp
 from quantroute.errors import ConfigurationError, DatasetError
 from quantroute.generation import (
@@ -278,7 +279,7 @@ METADATA = st.dictionaries(
 
 
 @settings(
-    max_examples=25,
+    max_examples=examples(25),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

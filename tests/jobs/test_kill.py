@@ -134,9 +134,9 @@ def run_with_kills(
         asyncio.run(settle(path, simulator))
 
 
-def test_three_kills(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_kills(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_with_kills(
-        tmp_path / "run.sqlite", kills=3, rows=400, longest_s=0.4, monkeypatch=monkeypatch
+        tmp_path / "run.sqlite", kills=2, rows=300, longest_s=0.4, monkeypatch=monkeypatch
     )
 
 

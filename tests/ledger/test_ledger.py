@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from property_support import examples
 from quantroute.errors import (
     BudgetExceeded,
     ConfigurationError,
@@ -171,7 +172,7 @@ async def test_a_new_ledger_needs_a_cap_and_an_old_one_keeps_its_own(tmp_path: P
         await ledger.verify()
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(st.integers(0, 2**32))
 def test_cancelling_at_any_moment_leaks_nothing(seed: int) -> None:
     rng = random.Random(seed)

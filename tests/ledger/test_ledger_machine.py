@@ -23,6 +23,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from property_support import examples
 from quantroute.errors import BudgetExceeded, EntryStateError
 from quantroute.ledger import (
     ROOT,
@@ -306,14 +307,16 @@ async def killed(ledger: SharedLedger) -> None:
 
 
 TestSqliteLedgerMachine = LedgerMachine.TestCase
-TestSqliteLedgerMachine.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
+TestSqliteLedgerMachine.settings = settings(
+    max_examples=examples(25), stateful_step_count=25, deadline=None
+)
 
 
 @pytest.mark.redis
-@pytest.mark.parametrize("examples", [6, pytest.param(60, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("machines", [6, pytest.param(60, marks=pytest.mark.slow)])
 @pytest.mark.timeout(300)
-def test_shared_ledger_machine(redis: RedisServer, examples: int) -> None:
+def test_shared_ledger_machine(redis: RedisServer, machines: int) -> None:
     machine = type("Machine", (SharedLedgerMachine,), {"url": redis.url})
     run_state_machine_as_test(
-        machine, settings=settings(max_examples=examples, stateful_step_count=25, deadline=None)
+        machine, settings=settings(max_examples=machines, stateful_step_count=25, deadline=None)
     )

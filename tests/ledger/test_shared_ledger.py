@@ -19,6 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from property_support import examples
 from quantroute.errors import (
     BudgetExceeded,
     ConfigurationError,
@@ -81,7 +82,7 @@ AROUND = st.one_of(
 
 
 @given(cap=AROUND, spent=AROUND, wanted=AROUND)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_the_last_pico_dollar_is_decided_exactly(
     redis: RedisServer, cap: int, spent: int, wanted: int
 ) -> None:
@@ -148,8 +149,9 @@ async def test_the_statement_is_the_one_a_file_gives(redis: RedisServer, name: s
         assert await shared.statement() == await single.statement()
 
 
-async def test_two_thousand_tasks_of_two_workers_never_pass_the_cap(
-    redis: RedisServer, name: str, tmp_path: Path
+@pytest.mark.parametrize("tasks", [800, pytest.param(2_000, marks=pytest.mark.slow)])
+async def test_very_many_tasks_of_two_workers_never_pass_the_cap(
+    redis: RedisServer, name: str, tmp_path: Path, tasks: int
 ) -> None:
     """Holds are twice the cost: at the end less than one hold is left, whoever spent it."""
     hold, cost = DOLLAR // 100, DOLLAR // 200
@@ -168,7 +170,7 @@ async def test_two_thousand_tasks_of_two_workers_never_pass_the_cap(
             await ledger.post(entry, charge(cost))
             return True
 
-        done = await asyncio.gather(*(row(number) for number in range(2_000)))
+        done = await asyncio.gather(*(row(number) for number in range(tasks)))
         balance = (await workers[0].unresolved(), workers[0].balance())[1]
         assert balance.posted_pusd == sum(done) * cost
         assert 3 * DOLLAR - hold < balance.posted_pusd <= 3 * DOLLAR

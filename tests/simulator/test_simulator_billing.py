@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from property_support import examples
 from quantroute.money import parse_reported_usd
 from quantroute.pricing import TokenUsage
 from quantroute.simulator import (
@@ -394,7 +395,7 @@ async def test_bill_and_stats_over_http(service):
     assert service.bill.paid_by_prompt()[key] == 2
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(st.lists(st.text(max_size=60), min_size=1, max_size=5))
 def test_bytes_bound_the_tokens_of_a_prompt(texts):
     """Tokens never exceed the UTF-8 bytes plus four for each message plus three."""

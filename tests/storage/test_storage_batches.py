@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from property_support import examples
 from quantroute.storage import MEMORY, Schema, SqliteStore, Work, insert_rows
 
 SCHEMA = Schema(
@@ -72,7 +73,7 @@ pieces = st.one_of(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(pieces, max_size=40))
 def test_each_failure_stays_with_its_own_piece(work: list[tuple[str, int]]) -> None:
     """What can be written is written, once and in order; every other piece gets its own error."""

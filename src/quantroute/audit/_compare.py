@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from scipy import stats
+import scipy
 
 from quantroute.audit._statistics import Drift, RankTest
 
@@ -38,7 +38,7 @@ def drift_gap(found: Drift, reference: Drift) -> Gap:
         mean_nats=gap,
         low=gap - math.hypot(found.mean_nats - found.low, reference.high - reference.mean_nats),
         high=gap + math.hypot(found.high - found.mean_nats, reference.mean_nats - reference.low),
-        p=float(2 * stats.norm.sf(abs(gap) / error)) if error > 0 else 1.0,
+        p=float(2 * scipy.stats.norm.sf(abs(gap) / error)) if error > 0 else 1.0,
     )
 
 
@@ -52,7 +52,7 @@ def rank_gap_p(found: RankTest, reference: RankTest) -> float:
         (one / math.sqrt(sizes[0]) - other / math.sqrt(sizes[1])) / error
         for one, other in zip(found.components, reference.components, strict=True)
     ]
-    return float(stats.chi2.sf(sum(gap**2 for gap in gaps), len(gaps)))
+    return float(scipy.stats.chi2.sf(sum(gap**2 for gap in gaps), len(gaps)))
 
 
 def _error(drift: Drift) -> float:

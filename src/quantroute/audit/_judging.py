@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from scipy import stats
+import scipy
 
 from quantroute.audit._causes import Cause, CauseKind, Hypothesis, fit_of, name_cause
 from quantroute.audit._compare import Gap, drift_gap
@@ -228,7 +228,7 @@ def _edge_share(reference: Sequence[RowScores] | None) -> float:
 
 
 def _detectable(deviation_nats: float, tokens: int, *, power: float) -> float:
-    quantiles = stats.norm.isf(0.025) + stats.norm.isf(1 - power)
+    quantiles = scipy.stats.norm.isf(0.025) + scipy.stats.norm.isf(1 - power)
     return float(quantiles) * deviation_nats / math.sqrt(max(1, tokens))
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from scipy import stats
+import scipy
 
 from quantroute.audit._scores import TEMPERATURE_FACTORS, Floats, RowScores, joined
 
@@ -135,7 +135,7 @@ def drift(rows: Sequence[RowScores], *, seed: int = 0) -> Drift:
         high=high,
         z=z,
         z_rows=total / math.sqrt(spread) if spread > 0 else 0.0,
-        p=float(2 * stats.norm.sf(abs(z))),
+        p=float(2 * scipy.stats.norm.sf(abs(z))),
         deviation_nats=math.sqrt(variance / max(1, tokens)),
     )
 
@@ -163,7 +163,7 @@ def rank_test(rows: Sequence[RowScores], *, factor: float = 1.0, seed: int = 0) 
     histogram, _ = np.histogram(places, bins=_HISTOGRAM_BINS, range=(0, 1))
     return RankTest(
         statistic=statistic,
-        p=float(stats.chi2.sf(statistic, _SMOOTH_ORDER)),
+        p=float(scipy.stats.chi2.sf(statistic, _SMOOTH_ORDER)),
         components=components,
         histogram=tuple(int(count) for count in histogram),
     )
@@ -177,7 +177,7 @@ def outside_test(rows: Sequence[RowScores], *, allowed_share: float) -> Outside:
         count=count,
         tokens=int(surprise.size),
         allowed_share=allowed_share,
-        p=float(stats.binom.sf(count - 1, surprise.size, allowed_share)) if count else 1.0,
+        p=float(scipy.stats.binom.sf(count - 1, surprise.size, allowed_share)) if count else 1.0,
     )
 
 
@@ -239,7 +239,7 @@ def strata_test(rows: Sequence[RowScores], *, factor: float, by: str) -> Strata:
         edges=tuple(map(float, edges)),
         means_nats=tuple(map(float, sums / np.maximum(counts, 1))),
         z=tuple(map(float, z)),
-        p=float(stats.chi2.sf(float(np.square(z).sum()), freedom)),
+        p=float(scipy.stats.chi2.sf(float(np.square(z).sum()), freedom)),
     )
 
 
@@ -252,7 +252,7 @@ def combined_p(parts: Sequence[float]) -> float:
     clipped = np.clip(np.array(parts, dtype=np.float64), 1e-300, 0.999)
     small = clipped < 1e-15
     terms = np.where(small, 1 / (clipped * np.pi), np.tan((0.5 - clipped) * np.pi))
-    return float(stats.cauchy.sf(terms.mean()))
+    return float(scipy.stats.cauchy.sf(terms.mean()))
 
 
 def holm(parts: Sequence[float]) -> tuple[float, ...]:
@@ -271,7 +271,7 @@ def tokens_needed(
     """Tokens for a two-sided drift test at level `alpha` to see `effect_nats` with that power."""
     if effect_nats == 0:
         raise ValueError("no number of tokens shows an effect of zero")
-    quantiles = stats.norm.isf(alpha / 2) + stats.norm.isf(1 - power)
+    quantiles = scipy.stats.norm.isf(alpha / 2) + scipy.stats.norm.isf(1 - power)
     return math.ceil(float(quantiles * deviation_nats / effect_nats) ** 2)
 
 

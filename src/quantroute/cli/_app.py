@@ -8,33 +8,13 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from quantroute._log import get_logger
 from quantroute._version import __version__
-from quantroute.cli import (
-    _audit,
-    _convert,
-    _demo,
-    _doctor,
-    _endpoints,
-    _export,
-    _export_drafter,
-    _extract,
-    _generate,
-    _init,
-    _loop,
-    _pipeline,
-    _plan,
-    _report,
-    _serve,
-    _simulate,
-    _status,
-    _train,
-)
+from quantroute.cli import _loop
+from quantroute.cli._commands import COMMANDS, load
 from quantroute.cli._exit import ExitCode, code_for
-from quantroute.cli._log import configure_logging
-from quantroute.cli._output import print_json
 from quantroute.cli._wording import explain
 from quantroute.errors import QuantrouteError
 
@@ -42,7 +22,15 @@ log = get_logger("quantroute.cli")
 
 
 class _Commands(TyperGroup):
-    """Turns errors of the library into one line on stderr and a documented exit code."""
+    """Loads a command when it runs; turns errors of the library into a line and an exit code."""
+
+    def __init__(self, **settings: Any) -> None:
+        listed = {name: TyperCommand(name, help=place.summary) for name, place in COMMANDS.items()}
+        super().__init__(**{**settings, "commands": listed})
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, listed, rest = super().resolve_command(ctx, args)
+        return name, None if listed is None else load(args[0]), rest
 
     def invoke(self, ctx: Any) -> Any:
         wants_json = "--json" in ctx.args  # of the command; gone once it runs
@@ -52,6 +40,8 @@ class _Commands(TyperGroup):
             code, text = code_for(error), explain(error)
             typer.echo(f"quantroute: {text}", err=True)
             if wants_json:
+                from quantroute.cli._output import print_json
+
                 print_json({"exit_code": int(code), "kind": type(error).__name__, "error": text})
             raise typer.Exit(code) from error
         except (KeyboardInterrupt, asyncio.CancelledError) as error:
@@ -70,24 +60,6 @@ app = typer.Typer(
     epilog="Exit codes: 0 done, 2 wrong setting, 3 stopped by the cap, 4 some rows failed, "
     "5 no endpoint, 6 account, 7 storage, 130 interrupted.",
 )
-app.command("init")(_init.init)
-app.command("doctor")(_doctor.doctor)
-app.command("endpoints")(_endpoints.endpoints)
-app.command("plan")(_plan.plan)
-app.command("generate")(_generate.generate)
-app.command("status")(_status.status)
-app.command("reconcile")(_status.reconcile)
-app.command("export")(_export.export)
-app.command("report")(_report.report)
-app.command("audit")(_audit.audit)
-app.command("serve")(_serve.serve)
-app.command("extract")(_extract.extract)
-app.command("convert")(_convert.convert)
-app.command("simulate")(_simulate.simulate)
-app.command("train")(_train.train)
-app.command("export-drafter")(_export_drafter.export_drafter)
-app.add_typer(_pipeline.app, name="pipeline")
-app.command("demo")(_demo.demo)
 
 
 def _print_version(value: bool) -> None:
@@ -115,6 +87,9 @@ def root(
     ] = True,
 ) -> None:
     """Options before the command."""
+    # Not needed for help and completion, which do not come here: structlog brings rich with it.
+    from quantroute.cli._log import configure_logging
+
     del version
     configure_logging(verbose=verbose)
     _loop.choose(uvloop=uvloop)

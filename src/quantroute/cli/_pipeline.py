@@ -21,6 +21,7 @@ from quantroute.pipeline import (
 __all__ = ["app", "print_stage"]
 
 app = typer.Typer(
+    add_completion=False,  # of the whole command, not of this part
     no_args_is_help=True,
     help="Prompts to a judged drafter: plan, generate, extract, train, export, evaluate.",
 )

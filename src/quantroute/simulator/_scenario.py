@@ -6,6 +6,7 @@ Read from a TOML file, or taken whole from a recorded catalogue. Money is text i
 
 from __future__ import annotations
 
+import functools
 import tomllib
 from collections.abc import Mapping
 from datetime import datetime
@@ -316,9 +317,14 @@ def load_scenario(file: str | Path) -> Scenario:
 
 def kimi_mission_scenario(**settings: Any) -> Scenario:
     """The shipped case: Kimi K2.5 behind eleven providers; `settings` replace fields."""
-    file = resources.files("quantroute.simulator") / "scenarios" / "kimi-k2.5.toml"
-    scenario = _parse(file.read_text(encoding="utf-8"), name="kimi-k2.5.toml")
+    scenario = Scenario.model_validate(_shipped_fields())
     return scenario.merged(**settings) if settings else scenario
+
+
+@functools.cache
+def _shipped_fields() -> dict[str, Any]:
+    file = resources.files("quantroute.simulator") / "scenarios" / "kimi-k2.5.toml"
+    return tomllib.loads(file.read_text(encoding="utf-8"))
 
 
 def _parse(text: str, *, name: str) -> Scenario:
