@@ -175,12 +175,17 @@ class Reconciler:
             return None
         balance = self.ledger.balance()
         usage_pusd = to_pusd(usage.usage_usd) - int(baseline)
+        posted_pusd = await self._posted_through_key_pusd()
         estimated_pusd = 0
-        if usage_pusd < balance.posted_pusd:
-            estimated_pusd = sum(line.estimated_pusd for line in await self.ledger.statement())
+        if usage_pusd < posted_pusd:
+            estimated_pusd = sum(
+                line.estimated_pusd
+                for line in await self.ledger.statement()
+                if not line.endpoint.startswith(LOCAL_PREFIX)
+            )
         return KeyComparison(
             usage_pusd=usage_pusd,
-            posted_pusd=balance.posted_pusd,
+            posted_pusd=posted_pusd,
             held_pusd=balance.held_pusd,
             held_entries=balance.held_entries,
             in_flight_pusd=balance.pending_pusd - balance.held_pusd,
