@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from local_server import LocalServer, running
-from quantroute import ConfigurationError, LocalEndpoint, Service
+from quantroute import ConfigurationError, LocalEndpoint, Sampling, Service
 from quantroute.client import Client
 from quantroute.domain import EndpointKey
 from quantroute.generation import (
@@ -92,6 +92,37 @@ async def test_equal_endpoints_leave_the_traffic_with_the_cheapest(
         report = await run_with(client, 300)
         assert await endpoints_of(client) == {"inceptron/int4": 300}
     assert report.alarms == ()
+
+
+@pytest.mark.parametrize(
+    ("fault", "row_class"),
+    [
+        ("length", RowClass.TRUNCATED),
+        ("content_null", RowClass.REASONING_ONLY),
+        ("think_tags", RowClass.LEAKED_THINKING),
+        ("loop", RowClass.LOOP),
+        ("reasoning_although_off", RowClass.WRONG_MODE),
+        ("content_filter", RowClass.REFUSED),
+        ("finish_missing", RowClass.ERROR),
+        ("wrong_model", RowClass.WRONG_PROVIDER),
+        ("provider_missing", RowClass.UNVERIFIED),
+    ],
+)
+async def test_each_class_can_be_rehearsed(
+    tmp_path: Path, key: str, fault: str, row_class: RowClass
+) -> None:
+    scenario = kimi_mission_scenario(faults=Faults(**{fault: 1.0}))
+    async with (
+        Simulator(scenario, seed=4) as simulator,
+        Client(
+            cap_usd="5",
+            ledger=tmp_path / "run.sqlite",
+            service=Service(base_url=simulator.base_url),
+        ) as client,
+    ):
+        report = await Run(client, config(sampling=Sampling(reasoning=False)), prompts(3)).execute()
+        assert client.ledger.balance().posted_pusd == simulator.bill.total_pusd
+    assert [(item.row_class, item.rows) for item in report.counts] == [(row_class, 3)]
 
 
 async def with_deadline(
