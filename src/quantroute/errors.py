@@ -129,8 +129,13 @@ class NoEligibleEndpoint(QuantrouteError):
     """No endpoint may serve this request. `reasons` holds one line per endpoint."""
 
     def __init__(self, *, model: str, reasons: Sequence[str]) -> None:
-        listing = "".join(f"\n  - {reason}" for reason in reasons) or "\n  (no endpoint is listed)"
-        super().__init__(f"no eligible endpoint for {model}; loosen one of these rules:{listing}")
+        listing = "".join(f"\n  - {reason}" for reason in reasons)
+        advice = (
+            f"loosen one of these rules:{listing}"
+            if reasons
+            else "the service lists none at this moment: nobody serves it; try again later"
+        )
+        super().__init__(f"no eligible endpoint for {model}; {advice}")
         self.facts = {"model": model, "reasons": tuple(reasons)}
         self.model, self.reasons = model, tuple(reasons)
 

@@ -15,12 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
 from cli_support import ROOT, code_blocks, quantroute
 from quantroute.cli._app import app
 from quantroute.cli._commands import COMMANDS, load
 from quantroute.cli._exit import ExitCode
-from quantroute.simulator import DEFAULT_API_KEY, ThreadedSimulator
+from quantroute.generation import RowClass
+from quantroute.simulator import DEFAULT_API_KEY, Faults, ThreadedSimulator
+from quantroute.simulator._scenario import Change
 
 README = ROOT / "README.md"
 PAGES = [
@@ -244,3 +247,14 @@ def test_examples_run_without_a_key(
         assert words in shown
     assert len(script.read_text().splitlines()) < 60
     assert script.name in (script.parent / "README.md").read_text()
+
+
+@pytest.mark.parametrize("model", [Faults, Change], ids=lambda model: model.__name__)
+def test_the_page_about_files_names_whatever_a_scenario_can_do(model: type[BaseModel]) -> None:
+    page = (ROOT / "docs/files.md").read_text()
+    assert [name for name in model.model_fields if f"`{name}`" not in page] == []
+
+
+def test_every_class_of_rows_is_described() -> None:
+    page = (ROOT / "docs/how-to/resume.md").read_text()
+    assert [item.value for item in RowClass if f"| `{item.value}` |" not in page] == []

@@ -109,3 +109,13 @@ def test_a_damaged_snapshot_is_named(tmp_path: Path) -> None:
     ended = quantroute("endpoints", MODEL, "--snapshot", "s.json")
     assert ended.code == 5
     assert "s.json" in ended.err
+
+
+def test_a_scenario_of_ones_own_is_judged_and_an_empty_list_is_called_one() -> None:
+    Path("nobody.toml").write_text('[[models]]\nid = "m/x"\n')
+    at = ("m/x", "--native", "int4", "--simulate", "--scenario", "nobody.toml")
+    assert quantroute("endpoints", *at).code == 5
+    ended = quantroute("generate", "--model", *at, "--cap", "1", "--out", "run")
+    assert ended.code == 5
+    assert "nobody serves it; try again later" in ended.err
+    assert quantroute("endpoints", "m/x", "--scenario", "nobody.toml").code == 2

@@ -247,3 +247,32 @@ def test_a_statistical_reserve_needs_a_yes_to_its_worst_case() -> None:
     bold = quantroute(*command, "--statistical-reserve", "0.999", "--accept-overrun-usd", "1")
     assert bold.code == 3
     assert "is a target, not a hard cap" in " ".join(bold.out.split())
+
+
+def test_cut_rows_of_a_run_file_come_with_the_dataset_and_the_way_out() -> None:
+    text = """
+        [run]
+        model = "moonshotai/kimi-k2.5"
+        cap_usd = "1.00"
+        [[dataset]]
+        name = "short"
+        prompts = "p.jsonl"
+        max_output_tokens = {limit}
+        [[dataset]]
+        name = "long"
+        prompts = "p.jsonl"
+        sampling = {{ temperature = 0.5 }}
+        max_output_tokens = 4096
+    """
+    write_prompts(Path("p.jsonl"), 4)
+    Path("run.toml").write_text(text.format(limit=8))
+    first = quantroute("generate", "run.toml", "--simulate")
+    assert "4 rows of short were cut at 8 tokens; have them again with" in first.out
+    assert "rows of long were cut" not in first.out
+    Path("run.toml").write_text(text.format(limit=4096))
+    refused = quantroute("generate", "run.toml", "--simulate")
+    assert refused.code == 2
+    assert "--max-output-tokens of short was 8 and is 4096; use" in refused.err
+    again = quantroute("generate", "run.toml", "--simulate", "--redo", "truncated")
+    assert again.code == 0
+    assert "rows of short: 4 good" in again.out

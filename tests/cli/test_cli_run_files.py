@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from cli_support import quantroute, write_prompts
+from quantroute.cli._output import print_reconciliation
+from quantroute.client import Reconciliation
 from quantroute.simulator import Faults, ThreadedSimulator, kimi_mission_scenario
 
 
@@ -101,6 +103,17 @@ def test_reconcile_needs_a_key(run: str) -> None:
     ended = quantroute("reconcile", run)
     assert ended.code == 6
     assert "OPENROUTER_API_KEY is not set" in ended.err
+
+
+@pytest.mark.parametrize(("quiet_in_s", "when"), [(0.0, "again later"), (3_541.0, "in 60 min")])
+def test_what_stays_unknown_comes_with_what_to_do(
+    capsys: pytest.CaptureFixture[str], quiet_in_s: float, when: str
+) -> None:
+    print_reconciliation(Reconciliation(still_held=3, quiet_in_s=quiet_in_s))
+    said = capsys.readouterr().out
+    assert "3 still unknown" in said
+    assert when in said
+    assert "--charge-bound" in said
 
 
 @pytest.mark.parametrize(

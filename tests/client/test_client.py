@@ -52,7 +52,7 @@ STILL_ANSWERS = [
     "usage_strings", "cost_missing", "cost_zero", "reasoning_plain", "reasoning_details_only",
     "reasoning_content", "byok", "cost_noise", "reasoning_overcount", "done_missing", "length",
     "reasoning_only", "reasoning_in_content", "wrong_provider", "wrong_model", "provider_missing",
-    "key_echo", "content_null",
+    "key_echo", "content_null", "think_tags", "reasoning_although_off", "loop", "content_filter",
 ]  # fmt: skip
 #: Odd shapes that call for another attempt.
 TRANSIENT = [

@@ -128,6 +128,8 @@ async def test_a_priced_server_is_billed_by_its_own_token_counts_and_not_to_the_
     assert 0 < len(own) < 12
     assert {answer.cost_pusd for answer in own} == {BILL_PUSD}
     assert posted_pusd == simulator.bill.total_pusd + len(own) * BILL_PUSD
+    assert done.key is not None
+    assert done.key.agrees
     assert done.key_difference_pusd == 0
 
 

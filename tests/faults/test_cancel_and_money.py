@@ -328,7 +328,10 @@ class TestReconciling:
         settings = {"generation_data": record}
         async with facing(answers(completion(usage=...)), **settings) as (client, _):
             await client.complete(request())
-            assert (await client.reconcile(patience_s=0.0)).still_held == 1
+            done = await client.reconcile(patience_s=0.0, quiet_s=600.0)
+            assert done.still_held == 1
+            assert 500 < done.quiet_in_s <= 600
+            assert (await client.reconcile(patience_s=0.0, quiet_s=0.0)).quiet_in_s == 0
 
 
 class TestStopping:

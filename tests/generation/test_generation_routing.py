@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 from local_server import LocalServer, running
-from quantroute import ConfigurationError, LocalEndpoint, Service
+from quantroute import ConfigurationError, LocalEndpoint, Sampling, Service
 from quantroute.client import Client
+from quantroute.domain import EndpointKey
 from quantroute.generation import (
     Deadline,
+    Pace,
     Progress,
     Prompt,
     RowClass,
@@ -21,7 +23,7 @@ from quantroute.generation import (
     RunReport,
     deadline_s,
 )
-from quantroute.routing import LimitSettings
+from quantroute.routing import LimitSettings, Mix
 from quantroute.simulator import Faults, Simulator, TrafficSpec, kimi_mission_scenario
 
 MODEL = "moonshotai/kimi-k2.5"
@@ -92,6 +94,37 @@ async def test_equal_endpoints_leave_the_traffic_with_the_cheapest(
     assert report.alarms == ()
 
 
+@pytest.mark.parametrize(
+    ("fault", "row_class"),
+    [
+        ("length", RowClass.TRUNCATED),
+        ("content_null", RowClass.REASONING_ONLY),
+        ("think_tags", RowClass.LEAKED_THINKING),
+        ("loop", RowClass.LOOP),
+        ("reasoning_although_off", RowClass.WRONG_MODE),
+        ("content_filter", RowClass.REFUSED),
+        ("finish_missing", RowClass.ERROR),
+        ("wrong_model", RowClass.WRONG_PROVIDER),
+        ("provider_missing", RowClass.UNVERIFIED),
+    ],
+)
+async def test_each_class_can_be_rehearsed(
+    tmp_path: Path, key: str, fault: str, row_class: RowClass
+) -> None:
+    scenario = kimi_mission_scenario(faults=Faults(**{fault: 1.0}))
+    async with (
+        Simulator(scenario, seed=4) as simulator,
+        Client(
+            cap_usd="5",
+            ledger=tmp_path / "run.sqlite",
+            service=Service(base_url=simulator.base_url),
+        ) as client,
+    ):
+        report = await Run(client, config(sampling=Sampling(reasoning=False)), prompts(3)).execute()
+        assert client.ledger.balance().posted_pusd == simulator.bill.total_pusd
+    assert [(item.row_class, item.rows) for item in report.counts] == [(row_class, 3)]
+
+
 async def with_deadline(
     path: Path, seconds: float, *, rows: int = 150, **settings: object
 ) -> tuple[RunReport, Counter[str], list[Progress]]:
@@ -144,6 +177,22 @@ async def test_a_deadline_out_of_reach_is_told_and_the_run_goes_on(
     assert last is not None
     assert not last.mix.is_enough
     assert "every endpoint in use" in str(last)
+
+
+async def test_a_deadline_that_is_only_assumed_to_be_missed_is_no_warning(
+    tmp_path: Path, key: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    report, _, _ = await with_deadline(tmp_path / "run.sqlite", 30.0)
+    assert not report.is_late
+    assert "deadline cannot be met" not in caplog.text
+
+
+def test_one_endpoint_is_spoken_of_as_one() -> None:
+    quotas = {EndpointKey("m/x", "alpha"): 3}
+    mix = Mix(quotas=quotas, rate_per_s=2.0, needed_per_s=1.0, is_enough=True)
+    assert str(Pace(left_s=60.0, remaining_rows=9, mix=mix)) == (
+        "deadline in 60 s, 1 endpoint needed"
+    )
 
 
 @pytest.mark.parametrize(("seconds", "bursts"), [(600.0, False), (1.0, True)])

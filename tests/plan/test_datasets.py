@@ -357,7 +357,7 @@ async def test_other_settings_of_one_dataset_are_refused(tmp_path: Path) -> None
         report = await run_datasets(PlanningFake(ledger), spec_of(tmp_path, *more, cap_pusd=PLENTY))
         assert report.run.finished == 6
         other = dataset(tmp_path, "a", 3, "sampling = { seed = 1 }\nrollouts = 2"), more[1]
-        with pytest.raises(ConfigurationError, match="settings was"):
+        with pytest.raises(ConfigurationError, match="sampling of a was"):
             await run_datasets(PlanningFake(ledger), spec_of(tmp_path, *other, cap_pusd=PLENTY))
 
 

@@ -84,7 +84,10 @@ def test_too_few_prompts_end_the_plan_and_the_run_with_the_same_code(tmp_path: P
     )
     ended = plan(path)
     assert ended.code == 4
-    assert "add prompts, or set rollouts = " in " ".join(ended.out.split())
+    words = " ".join(ended.out.split())
+    assert "add prompts, or set rollouts = " in words
+    assert "the prompts do not give as many; what they give costs $0.0" in words
+    assert "the cap of $5.00 suffices for that" in words
     data = plan(path, "--json").data
     assert (data["fits"], data["prompts_suffice"], data["exit_code"]) == (True, False, 4)
     assert quantroute("generate", path, "--simulate", "--json").code == 4
@@ -96,6 +99,34 @@ def test_a_plan_that_fits_exits_with_zero_and_names_assumptions(tmp_path: Path) 
     assert "suffices" in ended.out
     assert "assumed: 1,024 tokens an answer" in " ".join(ended.out.split())
     assert 'accept_unknown = ["Novita"]' in " ".join(ended.out.split())
+
+
+@pytest.mark.parametrize(
+    ("lines", "problem"),
+    [
+        ("tokens_target = 5", "dataset[1].tokens_target: unknown field"),
+        ("target_rows = -5", "dataset[1].target_rows: "),
+    ],
+)
+def test_a_mistake_in_a_run_file_is_told_in_its_own_words(
+    tmp_path: Path, lines: str, problem: str
+) -> None:
+    prompts = '[[dataset]]\nname = "d"\nprompts = "builtin"\nmax_output_tokens = 500\n'
+    ended = plan(write_spec(tmp_path, prompts + lines))
+    assert ended.code == 2
+    assert problem in ended.err
+    assert "--" not in ended.err
+
+
+def test_a_wrong_deadline_is_told_once(tmp_path: Path) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text(
+        '[run]\nmodel = "m/x"\ncap_usd = "1"\ndeadline = "soon"\n'
+        '[[dataset]]\nname = "d"\nprompts = "builtin"\nmax_output_tokens = 5\n'
+    )
+    ended = plan(path)
+    assert ended.err.count("job.toml") == 1
+    assert "job.toml:4: run.deadline: a deadline is a time like" in ended.err
 
 
 def test_nobody_eligible_exits_with_five_and_the_reasons(tmp_path: Path) -> None:

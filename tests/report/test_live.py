@@ -143,7 +143,7 @@ def test_a_notebook_shows_it_as_a_cells_value() -> None:
 def test_a_line_for_a_log() -> None:
     assert VIEW.line() == (
         "1,234/4,000 rows, $31.0000 of $100.00, 1,234,567 tokens, 20.3 rows/s, $0.1000 held, "
-        "b3 3,000,000/10,000,000 tokens, a-very-long-dataset-name 40 rows, over 10/10 rows (over), "
+        "b3 3,000,000/10,000,000 tokens, a-very-long-dataset-name 40 rows, over 10/10 rows (done), "
         "3 failed, 812 live, the cap is reached in about 8 min, [red]odd[/red] down, "
         "novita paused 12 s, novita: 12.0% of 200 answers are truncated, elsewhere 1.0% of 1,000"
     )

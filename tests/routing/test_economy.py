@@ -49,9 +49,22 @@ def run(
         tag, key = first.endpoint.tag, first.endpoint.key
         had[tag] += 1
         price = prices[tag]
-        economy.answered(key, expected_pusd=price, billed_pusd=price)
+        answered(economy, key, listed_pusd=price, billed_pusd=price)
         economy.judged(key, accepted=rng.random() < accepts[tag])
     return had
+
+
+def answered(
+    economy: EndpointEconomy, key: EndpointKey, *, listed_pusd: int, billed_pusd: int
+) -> None:
+    """An answer of a hundred tokens that the price list puts at `listed_pusd`, prompt left out."""
+    economy.answered(
+        key,
+        input_pusd=0,
+        pusd_per_output_token=listed_pusd / 100,
+        output_tokens=100,
+        billed_pusd=billed_pusd,
+    )
 
 
 def test_without_evidence_the_list_price_decides() -> None:
@@ -87,7 +100,7 @@ def test_an_endpoint_that_recovers_gets_its_traffic_back() -> None:
 
 def test_one_bad_row_condemns_nobody() -> None:
     economy = EndpointEconomy()
-    economy.answered(CHEAP, expected_pusd=100, billed_pusd=100)
+    answered(economy, CHEAP, listed_pusd=100, billed_pusd=100)
     economy.judged(CHEAP, accepted=False)
     assert economy.factor(CHEAP) < 1.15 * economy.factor(DEAR)
 
@@ -96,7 +109,7 @@ def test_paid_attempts_without_an_answer_count() -> None:
     economy = EndpointEconomy()
     for _ in range(100):
         for key in (CHEAP, DEAR):
-            economy.answered(key, expected_pusd=1_000, billed_pusd=1_000)
+            answered(economy, key, listed_pusd=1_000, billed_pusd=1_000)
             economy.judged(key, accepted=True)
         economy.wasted(CHEAP, billed_pusd=1_000)
     costs = {item.key: item for item in economy.costs()}
@@ -108,9 +121,31 @@ def test_paid_attempts_without_an_answer_count() -> None:
 def test_longer_answers_than_elsewhere_are_dearer() -> None:
     economy = EndpointEconomy()
     for _ in range(200):
-        economy.answered(CHEAP, expected_pusd=1_000, billed_pusd=1_800)
-        economy.answered(DEAR, expected_pusd=1_000, billed_pusd=1_000)
+        answered(economy, CHEAP, listed_pusd=1_000, billed_pusd=1_800)
+        answered(economy, DEAR, listed_pusd=1_000, billed_pusd=1_000)
     assert economy.factor(CHEAP) > 1.5 * economy.factor(DEAR)
+
+
+def test_an_endpoint_that_was_asked_first_is_no_cheaper_for_it() -> None:
+    """Its answers are compared with the same length as those that came when lengths were known."""
+    economy = EndpointEconomy()
+    for _ in range(200):
+        answered(economy, CHEAP, listed_pusd=2_200, billed_pusd=2_200)
+    assert economy.factor(DEAR) == pytest.approx(economy.factor(CHEAP), rel=0.06)
+    dearer_now, unseen = 2_800, 2_500
+    found = economy.ordered(candidates(economy, cheap=dearer_now, dear=unseen))
+    assert found[0].endpoint.key == DEAR
+
+
+def test_the_usual_length_is_that_of_the_last_answers() -> None:
+    economy = EndpointEconomy()
+    assert economy.usual_output_tokens("m/x") is None
+    for tokens in [*[50] * 300, *[1_000] * 1_500]:
+        economy.answered(
+            CHEAP, input_pusd=5, pusd_per_output_token=2.0, output_tokens=tokens, billed_pusd=9
+        )
+    assert economy.usual_output_tokens("m/x") == pytest.approx(1_000, rel=0.01)
+    assert economy.usual_output_tokens("m/y") is None
 
 
 @given(
@@ -130,7 +165,7 @@ def test_factors_stay_positive_and_finite_whatever_is_learnt(
     economy = EndpointEconomy()
     for tag, expected, billed, accepted in events:
         key = EndpointKey("m/x", tag)
-        economy.answered(key, expected_pusd=expected, billed_pusd=billed)
+        answered(economy, key, listed_pusd=expected, billed_pusd=billed)
         economy.judged(key, accepted=accepted)
         assert 0 <= economy.factor(key) < float("inf")
         assert 0 < economy.acceptance(key) <= 1

@@ -14,7 +14,7 @@ from quantroute.cli._plan import as_run_settings, opened_client, serving, show_p
 from quantroute.cli._progress import Reporter, prices_of
 from quantroute.cli._rundir import RunFolder
 from quantroute.cli._service import Target
-from quantroute.cli._summary import exit_code, late_line, outcome_data, print_books
+from quantroute.cli._summary import exit_code, outcome_data, print_books, run_remarks
 from quantroute.cli._wording import as_options
 from quantroute.client import AttemptObserver, Client
 from quantroute.generation import (
@@ -158,11 +158,20 @@ def print_datasets(job: DatasetsJob, outcome: DatasetsOutcome) -> None:
             f"{item.name} {reached}: {item.accepted_rows:,} accepted rows, "
             f"{item.accepted_tokens:,} output tokens, {format_usd(item.spent_pusd)}"
         )
-    if report.run.is_late:
-        say(late_line(report.run))
-    if report.run.duplicates:
-        say(f"{report.run.duplicates:,} prompts repeat others and were not asked again")
+    for line in (*_cut_lines(job, report), *run_remarks(report.run)):
+        say(line)
     say(_closing_line(job, report), bold=True)
+
+
+def _cut_lines(job: DatasetsJob, report: DatasetsReport) -> list[str]:
+    """Which datasets have rows that the limit cut, and how to have them again."""
+    limits = {item.name: item.max_output_tokens for item in job.spec.datasets}
+    return [
+        f"{count.rows:,} rows of {count.dataset} were cut at {limits[count.dataset]:,} tokens; "
+        "have them again with a higher max_output_tokens there and --redo truncated"
+        for count in report.run.counts
+        if count.row_class is RowClass.TRUNCATED and count.dataset in limits
+    ]
 
 
 def _closing_line(job: DatasetsJob, report: DatasetsReport) -> str:

@@ -43,6 +43,7 @@ def endpoints(
     simulate: Annotated[
         bool, typer.Option("--simulate", help="Ask the embedded simulator; no key, no network.")
     ] = False,
+    scenario: options.ScenarioFile = None,
     base_url: options.BaseUrl = OPENROUTER_URL,
     ca_file: options.CaFile = None,
     as_json: options.Json = False,
@@ -65,7 +66,9 @@ def endpoints(
         if snapshot is not None:
             return await judge(ProviderRegistry.from_snapshot(snapshot), model, policy)
         async with (
-            opened_target(base_url=base_url, ca_file=ca_file, simulate=simulate) as target,
+            opened_target(
+                base_url=base_url, ca_file=ca_file, simulate=simulate, scenario=scenario
+            ) as target,
             ProviderRegistry(service=target.service, key=target.key) as registry,
         ):
             judged = await judge(registry, model, policy)

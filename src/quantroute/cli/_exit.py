@@ -29,7 +29,7 @@ class ExitCode(enum.IntEnum):
     DONE = 0
     CONFIGURATION = 2  # a wrong option, name, file or setting; nothing was spent
     CAP_REACHED = 3  # stopped by the cap; raise it and rerun to go on
-    INCOMPLETE = 4  # finished, but some rows failed or some charges are unknown; rerun
+    INCOMPLETE = 4  # finished, but rows failed or targets are out of reach; reconcile: unknown
     NO_ENDPOINT = 5  # the policy leaves nothing, or the catalogue cannot be had
     ACCOUNT = 6  # key rejected, or the account is out of funds
     STORAGE = 7  # the run's files are damaged, locked or of another run

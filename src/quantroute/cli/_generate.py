@@ -166,10 +166,7 @@ def generate(
             "--simulate", help="Rehearse against the embedded simulator: no key, no cost."
         ),
     ] = False,
-    scenario: Annotated[
-        Path | None,
-        typer.Option(exists=True, dir_okay=False, help="Scenario file (TOML) for --simulate."),
-    ] = None,
+    scenario: options.ScenarioFile = None,
     simulator_seed: Annotated[int, typer.Option(help="Seed for --simulate.")] = 0,
     base_url: options.BaseUrl = OPENROUTER_URL,
     ca_file: options.CaFile = None,
@@ -202,8 +199,6 @@ def generate(
         )
     if ledger is not None and simulate:
         ledger = _rehearsal_ledger(ledger)
-    if scenario is not None and not simulate:
-        raise ConfigurationError("--scenario is for --simulate; give both, or neither")
     observer = OpenTelemetryObserver() if otel else None
     classes = frozenset(options.row_class(name, option="--redo") for name in redo or ())
     opening = partial(

@@ -79,6 +79,12 @@ CaFile = Annotated[
         help="PEM bundle to trust instead of the system's.",
     ),
 ]
+ScenarioFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--scenario", exists=True, dir_okay=False, help="Scenario file (TOML) for --simulate."
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 LogJson = Annotated[
     Path | None,

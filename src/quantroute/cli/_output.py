@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -121,6 +122,19 @@ def print_reconciliation(done: Reconciliation) -> None:
     )
     if done.key is not None:
         say(done.key.explanation)
+    if done.still_held:
+        say(f"what is unknown stays reserved; reconcile again {_when_again(done)}")
+        say("or charge it at its full reservation, for good: --charge-bound")
+
+
+def _when_again(done: Reconciliation) -> str:
+    if not done.quiet_in_s:
+        return "later"
+    minutes = math.ceil(done.quiet_in_s / 60.0)
+    return (
+        f"in {minutes} min, when requests without a record are surely over and the key's usage "
+        "tells what they cost (--quiet-s shortens that)"
+    )
 
 
 def print_quality(qualities: Iterable[EndpointQuality], alarms: Iterable[QualityAlarm]) -> None:

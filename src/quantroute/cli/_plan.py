@@ -70,10 +70,7 @@ def plan(
     simulate: Annotated[
         bool, typer.Option("--simulate", help="Ask the embedded simulator: no key, no cost.")
     ] = False,
-    scenario: Annotated[
-        Path | None,
-        typer.Option(exists=True, dir_okay=False, help="Scenario file (TOML) for --simulate."),
-    ] = None,
+    scenario: options.ScenarioFile = None,
     simulator_seed: Annotated[int, typer.Option(help="Seed for --simulate.")] = 0,
     base_url: options.BaseUrl = OPENROUTER_URL,
     ca_file: options.CaFile = None,
@@ -92,8 +89,6 @@ def plan(
     """
     if snapshot is not None and (probe is not None or simulate):
         raise ConfigurationError("--snapshot answers no request: leave --probe and --simulate out")
-    if scenario is not None and not simulate:
-        raise ConfigurationError("--scenario is for --simulate; give both, or neither")
     run = read_spec(spec, base_url=base_url, simulate=simulate)
 
     async def main() -> tuple[Plan, RunReport | None]:

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from quantroute._http import OPENROUTER_URL, Service
 from quantroute.client import ensure_descriptors
 from quantroute.domain import Endpoint
+from quantroute.errors import ConfigurationError
 from quantroute.secrets import EnvKey
 
 if TYPE_CHECKING:
@@ -62,8 +63,14 @@ async def opened_target(
     scenario: Path | None = None,
     seed: int = 0,
 ) -> AsyncIterator[Target]:
-    """The target for the length of a command."""
+    """The target for the length of a command.
+
+    Raises:
+        ConfigurationError: a scenario, but nobody to play it.
+    """
     if not simulate:
+        if scenario is not None:
+            raise ConfigurationError("--scenario is for --simulate; give both, or neither")
         yield Target(service=Service(base_url=base_url, ca_file=ca_file), key=EnvKey())
         return
     from quantroute.simulator import Simulator

@@ -21,7 +21,7 @@ from quantroute.generation import RowClass, RunReport, StopReason
 from quantroute.money import format_usd
 from quantroute.report import balance_line, ledger_table
 
-__all__ = ["exit_code", "late_line", "outcome_data", "print_books", "print_outcome"]
+__all__ = ["exit_code", "outcome_data", "print_books", "print_outcome", "run_remarks"]
 
 _EXIT_CODES: Final = {
     StopReason.DONE: ExitCode.DONE,
@@ -84,10 +84,6 @@ def print_books(outcome: Outcome) -> None:
 
 def _remarks(job: Job, report: RunReport) -> list[str]:
     remarks = []
-    if report.resumed:
-        remarks.append(f"{report.resumed:,} rows were done before and not asked again")
-    if report.duplicates:
-        remarks.append(f"{report.duplicates:,} prompts repeat others and were not asked again")
     if report.strays:
         remarks.append(
             f"{report.strays:,} rows of this run belong to no prompt of these files; "
@@ -99,24 +95,29 @@ def _remarks(job: Job, report: RunReport) -> list[str]:
             f"{truncated:,} rows were cut at {job.config.max_output_tokens:,} tokens; have them "
             "again with --redo truncated and a higher --max-output-tokens"
         )
+    return remarks + run_remarks(report)
+
+
+def run_remarks(report: RunReport) -> list[str]:
+    """What is worth knowing about a run that ended, and what to do about it."""
+    remarks = []
+    if report.resumed:
+        remarks.append(f"{report.resumed:,} rows were done before and not asked again")
+    if report.duplicates:
+        remarks.append(f"{report.duplicates:,} prompts repeat others and were not asked again")
     if report.refused:
         remarks.append(
             f"{report.refused:,} rows were refused by the service and are not tried again "
             "unless you say --retry-refused"
         )
     if report.is_late:
-        remarks.append(late_line(report))
+        remarks.append(
+            f"it took {report.elapsed_s:,.0f} s, the deadline was {report.deadline_s:,.0f} s: more "
+            "requests in flight or further endpoints would help"
+        )
     if report.cut_off:
         remarks.append(f"{report.cut_off:,} rows were still in flight when time to wait was over")
     return remarks
-
-
-def late_line(report: RunReport) -> str:
-    """That a run took longer than its deadline."""
-    return (
-        f"it took {report.elapsed_s:,.0f} s, the deadline was {report.deadline_s:,.0f} s: more "
-        "requests in flight or further endpoints would help"
-    )
 
 
 def _closing_line(job: Job, report: RunReport) -> str:

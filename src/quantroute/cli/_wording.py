@@ -30,6 +30,8 @@ _TUPLE: Final = re.compile(rf"\b({_NAMES})=\('([^']*)',?\)")
 _OPEN: Final = re.compile(rf"\b({_NAMES})=\.\.\.")
 #: The bare word, where it can only be the argument: those with an underscore.
 _BARE: Final = re.compile(rf"(?<!-)\b({'|'.join(name for name in _OPTIONS if '_' in name)})\b")
+#: A place in a run file, whose fields are called what the library calls them.
+_IN_RUN_FILE: Final = re.compile(r"[^\n]*\.toml:\d+: ")
 
 
 def as_options(text: str) -> str:
@@ -50,4 +52,5 @@ def explain(error: QuantrouteError) -> str:
         )
         option = _OPTIONS.get(error.rule, error.rule)
         return f"{option} {error.name!r} matches no listed provider, slug or tag; {hint}"
-    return as_options(str(error))
+    text = str(error)
+    return text if _IN_RUN_FILE.match(text) else as_options(text)

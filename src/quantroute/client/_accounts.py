@@ -31,10 +31,11 @@ class KeyUsage:
 class KeyComparison:
     """The key's usage against the ledger, both since the ledger's first request by that key.
 
-    `usage_pusd` is the service's count since then, `posted_pusd` the ledger's. What is not posted
-    yet: `held_entries` charges of unknown outcome, up to `held_pusd`, and requests in flight, up to
-    `in_flight_pusd`. `estimated_pusd` is the part of `posted_pusd` that rests on listed prices or
-    bounds, not on the service's word. Units: pico-dollars.
+    `usage_pusd` is the service's count since then, `posted_pusd` the ledger's without servers of
+    the user's own, of which the key knows nothing. What is not posted yet: `held_entries` charges
+    of unknown outcome, up to `held_pusd`, and requests in flight, up to `in_flight_pusd`.
+    `estimated_pusd` is the part of `posted_pusd` that rests on listed prices or bounds, not on the
+    service's word. Units: pico-dollars.
     """
 
     usage_pusd: int

@@ -14,7 +14,7 @@ from typing import Any, Final
 from quantroute._log import get_logger
 from quantroute.client._body import input_bound_tokens
 from quantroute.client._delegated import Pauses, Pool
-from quantroute.client._outcome import ChatRequest
+from quantroute.client._outcome import Answer, ChatRequest
 from quantroute.clock import Clock
 from quantroute.domain import Endpoint, EndpointKey, Provider, Sampling
 from quantroute.errors import NoEligibleEndpoint, RegistryError
@@ -29,7 +29,6 @@ __all__ = ["Catalogue", "Offers", "TooLong"]
 _BYTES_PER_TOKEN: Final = 4
 #: Share of `max_tokens` an answer is expected to use before any has been seen.
 _EXPECTED_SHARE: Final = 0.25
-_SMOOTHING: Final = 0.05
 _USUAL_INPUT: Final = 250
 _USUAL_OUTPUT: Final = 1_000
 _REFRESH_AT_MOST_EVERY_S: Final = 10.0
@@ -72,6 +71,13 @@ class Offers:
             return self.pools[candidate.members].preferences
         return self.pins.get(candidate.endpoint.key, {})  # a local server has no such thing
 
+    def quote_of(self, candidate: Candidate) -> Quote | None:
+        """The prices that a candidate's costs were reckoned with."""
+        if candidate.members:
+            return self.pools[candidate.members].quote
+        key = candidate.endpoint.key
+        return next((quote for endpoint, quote in self.quotes if endpoint.key == key), None)
+
     def pool(self, endpoints: Sequence[Endpoint]) -> tuple[tuple[EndpointKey, ...], Pool]:
         """These endpoints as one, and the key it is kept under."""
         key = tuple([item.key for item in endpoints])
@@ -93,7 +99,6 @@ class Catalogue:
     economy: EndpointEconomy = field(default_factory=EndpointEconomy)
     pauses: Pauses = field(default_factory=Pauses)
     _offers: dict[tuple[str, frozenset[str]], Offers] = field(default_factory=dict, init=False)
-    _output_share: dict[str, float] = field(default_factory=dict, init=False)
     _refreshed_at_s: dict[str, float] = field(default_factory=dict, init=False)
     _asked_at_s: dict[str, float] = field(default_factory=dict, init=False)
     _local_only: dict[str, EndpointList] = field(default_factory=dict, init=False)
@@ -133,7 +138,9 @@ class Catalogue:
         if not offers.quotes:
             raise NoEligibleEndpoint(model=request.model, reasons=offers.bound.reasons())
         input_tokens = input_bound_tokens(request.messages)
-        share = self._output_share.get(request.model, _EXPECTED_SHARE)
+        usual_tokens = self.economy.usual_output_tokens(request.model)
+        if usual_tokens is None:
+            usual_tokens = int(request.max_output_tokens * _EXPECTED_SHARE)
         found = []
         expected_tokens = input_tokens // _BYTES_PER_TOKEN
         for (endpoint, quote), factor in zip(offers.quotes, self._factors(offers), strict=True):
@@ -141,7 +148,7 @@ class Catalogue:
             if max_tokens <= 0:
                 continue
             attempt_pusd = quote.cost_pusd(
-                input_tokens=expected_tokens, output_tokens=int(max_tokens * share)
+                input_tokens=expected_tokens, output_tokens=min(usual_tokens, max_tokens)
             )
             found.append(
                 Candidate(
@@ -208,11 +215,25 @@ class Catalogue:
                 costs[endpoint.key] += dearest
         return costs
 
-    def learn(self, request: ChatRequest, output_tokens: int) -> None:
-        """Note how much of its limit an answer used, for the expected cost of the next."""
-        share = min(1.0, output_tokens / request.max_output_tokens)
-        before = self._output_share.get(request.model, share)
-        self._output_share[request.model] = before + _SMOOTHING * (share - before)
+    def learn(self, offers: Offers, candidate: Candidate, answer: Answer) -> None:
+        """Note what an answer cost and how long it was, for the ranking of the next candidates.
+
+        One without usage tells nothing; one without a bill yet counts as the list has it.
+        """
+        usage, quote = answer.usage, offers.quote_of(candidate)
+        if usage is None or quote is None:
+            return
+        if (billed_pusd := answer.cost_pusd) is None:
+            billed_pusd = quote.cost_pusd(
+                input_tokens=usage.input_tokens, output_tokens=usage.output_tokens
+            )
+        self.economy.answered(
+            answer.provenance.endpoint.key,
+            input_pusd=quote.cost_pusd(input_tokens=usage.input_tokens, output_tokens=0),
+            pusd_per_output_token=float(quote.output_pusd),
+            output_tokens=usage.output_tokens,
+            billed_pusd=billed_pusd,
+        )
 
     async def refresh(self, model: str) -> None:
         """Read the listing again, at most every ten seconds; a failure keeps the old one."""

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -59,7 +60,8 @@ class Reconciliation:
     `key_difference_pusd` is the key's usage since the baseline minus what the ledger has posted:
     zero when both agree, positive for other use of the key or entries still held, None if the
     service did not say or the ledger has no baseline for this key. `key` says the same at length,
-    as things stand after the pass.
+    as things stand after the pass. `quiet_in_s` is how long it takes until what is held without a
+    record is old enough for the key's usage to settle it; 0 if age is not what it waits for.
     """
 
     settled_by_record: int = 0
@@ -68,6 +70,7 @@ class Reconciliation:
     still_held: int = 0
     key_difference_pusd: int | None = None
     key: KeyComparison | None = None
+    quiet_in_s: float = 0.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -130,11 +133,13 @@ class Reconciler:
         by_record = await self._settle_by_record(patience_s)
         by_key, difference = await self._settle_by_key_usage(quiet_s)
         at_bound = await self._settle_at_bound() if charge_bound else 0
+        held = await self.ledger.unresolved()
         return Reconciliation(
             settled_by_record=by_record,
             settled_by_key_usage=by_key,
             settled_at_bound=at_bound,
-            still_held=len(await self.ledger.unresolved()),
+            still_held=len(held),
+            quiet_in_s=self._quiet_in_s(held, quiet_s),
             key_difference_pusd=difference,
             key=None if self._usage is None else await self._comparison(self._usage),
         )
@@ -175,12 +180,17 @@ class Reconciler:
             return None
         balance = self.ledger.balance()
         usage_pusd = to_pusd(usage.usage_usd) - int(baseline)
+        posted_pusd = await self._posted_through_key_pusd()
         estimated_pusd = 0
-        if usage_pusd < balance.posted_pusd:
-            estimated_pusd = sum(line.estimated_pusd for line in await self.ledger.statement())
+        if usage_pusd < posted_pusd:
+            estimated_pusd = sum(
+                line.estimated_pusd
+                for line in await self.ledger.statement()
+                if not line.endpoint.startswith(LOCAL_PREFIX)
+            )
         return KeyComparison(
             usage_pusd=usage_pusd,
-            posted_pusd=balance.posted_pusd,
+            posted_pusd=posted_pusd,
             held_pusd=balance.held_pusd,
             held_entries=balance.held_entries,
             in_flight_pusd=balance.pending_pusd - balance.held_pusd,
@@ -304,14 +314,18 @@ class Reconciler:
         if remainder is None:
             return 0, None
         oldest_first = sorted(entries, key=lambda entry: entry.reserved_at_s)
-        now_s = self.clock.time_s()
         has_lookups = bool(await self._with_record(entries))
         balance = self.ledger.balance()
         is_busy = balance.open_entries > balance.held_entries  # others' requests are under way
-        is_young = any(now_s - entry.reserved_at_s < quiet_s for entry in entries)
+        is_young = self._quiet_in_s(entries, quiet_s) > 0
         if not entries or has_lookups or is_young or is_busy or remainder < 0:
             return 0, remainder
         return await self._allocate(oldest_first, remainder)
+
+    def _quiet_in_s(self, entries: Sequence[OpenEntry], quiet_s: float) -> float:
+        """Seconds until the youngest of `entries` is `quiet_s` old; 0 if it is."""
+        youngest_s = max((entry.reserved_at_s for entry in entries), default=-math.inf)
+        return max(0.0, youngest_s + quiet_s - self.clock.time_s())
 
     async def _allocate(self, entries: Sequence[OpenEntry], remainder: int) -> tuple[int, int]:
         """Post the remainder to the entries, oldest first, each up to its reservation."""

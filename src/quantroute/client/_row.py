@@ -155,7 +155,7 @@ class RowRun:
                 listed_at_s=offers.listing.fetched_at_s,
                 attempt=self._attempts,
             )
-            self._learn(lease.candidate, answer)
+            self.engine.catalogue.learn(offers, lease.candidate, answer)
             answered = await self._settle_answer(answer, entry_id, settlement)
             self._tell(lease, outcome, settlement, answer=answer)
             return answered
@@ -316,8 +316,6 @@ class RowRun:
             raise
         if failure is not None:
             raise failure
-        if answer.usage is not None:
-            self.engine.catalogue.learn(self.request, answer.usage.output_tokens)
         return Answered(answer=answer, entry_id=entry_id, attempts=self._attempts)
 
     def _ask_sink(
@@ -369,15 +367,6 @@ class RowRun:
             )
 
     # -- between attempts -------------------------------------------------------------------------
-
-    def _learn(self, candidate: Candidate, answer: Answer) -> None:
-        """What an answer cost, for the ranking; the share that is not billed yet as expected."""
-        cost_pusd = candidate.attempt_pusd if answer.cost_pusd is None else answer.cost_pusd
-        self.engine.catalogue.economy.answered(
-            answer.provenance.endpoint.key,
-            expected_pusd=candidate.attempt_pusd,
-            billed_pusd=cost_pusd,
-        )
 
     def _count_error(
         self, settlement: Settlement, candidate: Candidate, *, is_limit: bool = False

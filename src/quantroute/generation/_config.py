@@ -240,8 +240,29 @@ def is_other_limit(difference: Mapping[str, tuple[Any, Any]]) -> bool:
 
 
 def describe_difference(difference: Mapping[str, tuple[Any, Any]]) -> str:
-    """One clause per changed setting, for people."""
-    return "; ".join(
-        f"{name} was {json.dumps(stored)} and is {json.dumps(wanted)}"
+    """One clause per changed setting, for people; where datasets have their own, each by itself."""
+    own = _dataset_clauses(*difference.get("settings", ({}, {})))
+    clauses = [
+        _clause(name, stored, wanted)
         for name, (stored, wanted) in difference.items()
-    )
+        if name != "settings" and not any(clause.startswith(f"{name} of ") for clause in own)
+    ]
+    return "; ".join(clauses + own)
+
+
+def _dataset_clauses(
+    stored: Mapping[str, Any] | None, wanted: Mapping[str, Any] | None
+) -> list[str]:
+    stored, wanted = stored or {}, wanted or {}
+    clauses = [f"dataset {name} is gone" for name in stored if name not in wanted]
+    for name in stored.keys() & wanted.keys():
+        clauses += [
+            _clause(f"{key} of {name}", value, wanted[name].get(key))
+            for key, value in stored[name].items()
+            if value != wanted[name].get(key)
+        ]
+    return sorted(clauses)
+
+
+def _clause(name: str, stored: Any, wanted: Any) -> str:
+    return f"{name} was {json.dumps(stored)} and is {json.dumps(wanted)}"

@@ -53,7 +53,9 @@ class Pace:
                 f"too slow for the deadline: {mix.rate_per_s:,.1f} of {mix.needed_per_s:,.1f} "
                 "answers/s, every endpoint in use"
             )
-        return f"deadline in {self.left_s:,.0f} s, {len(mix.quotas)} endpoints needed"
+        count = len(mix.quotas)
+        needed = "1 endpoint" if count == 1 else f"{count} endpoints"
+        return f"deadline in {self.left_s:,.0f} s, {needed} needed"
 
 
 def deadline_s(text: str) -> float:

@@ -48,6 +48,7 @@ class Pacer:
         self._tally = tally
         self._clock = clock
         self._began_s = began_s
+        self._is_warned = False
         self.pace: Pace | None = None
         """How it stands, as of the last choice; None as long as nobody could be asked."""
 
@@ -60,9 +61,11 @@ class Pacer:
         mix = await self._set(wanted_per_s)
         if mix is None:
             return
-        was_enough = self.pace is None or self.pace.mix.is_enough
         self.pace = Pace(left_s=left_s, remaining_rows=rows, mix=mix)
-        if was_enough and not mix.is_enough:
+        if mix.is_enough:
+            self._is_warned = False
+        elif self._tally.answers and not self._is_warned:  # before that it is but an assumption
+            self._is_warned = True
             log.warning("deadline cannot be met", state=str(self.pace), remaining_rows=round(rows))
 
     async def keep_on(self) -> None:

@@ -306,6 +306,7 @@ def _run_spec(file: _File, source: RunFile) -> RunSpec:
         _local(table, file.run.model, source, number) for number, table in enumerate(file.local)
     )
     cap = _cap(file.run.cap_usd, ("run", "cap_usd"), source)
+    seconds = _deadline(file.run, source)
     try:
         return RunSpec(
             name=name,
@@ -319,7 +320,7 @@ def _run_spec(file: _File, source: RunFile) -> RunSpec:
             elastic_limits=file.run.elastic_limits,
             routing=RoutingMode(file.run.routing),
             local=local,
-            deadline_s=_deadline(file.run, source),
+            deadline_s=seconds,
             replay_reasoning=file.run.replay_reasoning,
             ledger=file.run.ledger,
         )

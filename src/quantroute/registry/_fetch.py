@@ -175,7 +175,7 @@ def _body(answer: _Answer, *, path: str, model: str | None, redactor: Redactor) 
     if status in _PASSING:
         raise _Passing(problem, answer.retry_after_s)
     if status == 404 and model is not None and body is not None:
-        raise ModelNotListed(f"the service lists no model {model}")
+        raise ModelNotListed(f"the service lists no model {model}; check base_url and the model id")
     raise RegistryError(f"catalogue {path}: {problem}; check base_url and the model id")
 
 

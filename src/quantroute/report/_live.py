@@ -463,7 +463,7 @@ def _counted(done: int, total: int | None, what: str) -> str:
 
 def _dataset_line(item: LiveDataset) -> str:
     goal = f"/{item.goal:,}" if item.goal else ""
-    return f"{item.name} {item.done:,}{goal} {item.unit}{' (over)' if item.is_over else ''}"
+    return f"{item.name} {item.done:,}{goal} {item.unit}{' (done)' if item.is_over else ''}"
 
 
 def _cut(text: str, columns: int) -> str:

@@ -68,10 +68,12 @@ def plan_lines(plan: Plan) -> list[str]:
 def _floor_line(plan: Plan) -> str:
     prices = {item.lowest_output_usd_per_token for item in plan.datasets}
     at = f" at ${_price_column([*prices])[0]} per million" if len(prices) == 1 else ""
-    tokens = f"{plan.target_tokens:,}"
+    whole = "with input and expected losses"
+    if not plan.is_supplied:
+        whole = "the prompts do not give as many; what they give costs"
     return (
-        f"{tokens} output tokens cost at least {format_usd(plan.floor_pusd, places=2)} "
-        f"for output alone{at}; with input and expected losses "
+        f"{plan.target_tokens:,} output tokens cost at least "
+        f"{format_usd(plan.floor_pusd, places=2)} for output alone{at}; {whole} "
         f"{format_usd(plan.cost_low_pusd, places=2)} at the cheapest endpoints, "
         f"{format_usd(plan.cost_high_pusd, places=2)} at the dearest"
     )
@@ -81,7 +83,7 @@ def _cap_line(plan: Plan) -> str:
     cap = format_usd(plan.cap_pusd, places=2)
     spent = f" ({format_usd(plan.spent_pusd, places=2)} of it used)" if plan.spent_pusd else ""
     if plan.fits:
-        return f"the cap of {cap}{spent} suffices"
+        return f"the cap of {cap}{spent} suffices{'' if plan.is_supplied else ' for that'}"
     shares = {item.affordable_tokens for item in plan.datasets}
     about = _short(sum(shares) // len(shares))
     each = f", about {about} each" if len(plan.datasets) > 1 and _are_alike(shares) else ""
@@ -103,8 +105,8 @@ def _are_alike(shares: set[int]) -> bool:
 
 
 def _flow_line(plan: Plan) -> str:
-    holds = sorted({item.hold_pusd for item in plan.datasets})
-    hold = " to ".join(format_usd(amount) for amount in dict.fromkeys((holds[0], holds[-1])))
+    holds = sorted(item.hold_pusd for item in plan.datasets)
+    hold = " to ".join(dict.fromkeys(format_usd(amount) for amount in (holds[0], holds[-1])))
     admitted = sum(item.admitted for item in plan.datasets)
     line = (
         f"each request holds up to {hold} until its bill is known; the cap admits {admitted:,} at "

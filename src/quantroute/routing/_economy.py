@@ -4,8 +4,11 @@ A price list says what an attempt costs. What a run wants to know is
 
     cost of one accepted row = expected price of an attempt x spend / acceptance
 
-where *spend* is what was billed per dollar that the price list made us expect (longer answers,
+where *spend* is what was billed per dollar that the price list makes us expect (longer answers,
 attempts that cost money and gave nothing) and *acceptance* the share of answers that were taken.
+What to expect is reckoned with the mean length of all answers so far, old evidence too: were each
+answer compared with what one expected when it was sent, an endpoint that was asked while the guess
+was too long would look cheap for a thousand answers.
 Both are shrunk towards what all endpoints together show, by as much as `PRIOR_ANSWERS` answers
 weigh: a new endpoint counts as average, one bad row does not condemn it, and a fault of the prompts
 (every endpoint truncates alike) moves the prior instead of punishing whoever was asked first.
@@ -34,6 +37,8 @@ PRIOR_ACCEPTANCE: Final = 0.9
 HALF_LIFE_ANSWERS: Final = 500.0
 #: Two per cent of the requests.
 PROBE_EVERY: Final = 50
+#: The mean length of answers follows so many of the last ones.
+_LENGTHS: Final = 200
 #: The pool moves slowly: it is looked at again after so many observations.
 _POOL_EVERY: Final = 64
 _LEAST_ACCEPTANCE: Final = 0.01
@@ -62,13 +67,30 @@ class _Sums:
     """Faded sums; of answers, of verdicts, of pico-dollars."""
 
     answers: float = 0.0
-    expected_pusd: float = 0.0
+    input_pusd: float = 0.0
+    pusd_per_output_token: float = 0.0
     billed_pusd: float = 0.0
     failures: float = 0.0
     judged: float = 0.0
     accepted: float = 0.0
     factor: float = 1.0
     is_stale: bool = True
+
+    def expected_pusd(self, output_tokens: float) -> float:
+        """What the price list lets one expect of these answers, were each so long."""
+        return self.input_pusd + output_tokens * self.pusd_per_output_token
+
+
+@dataclass(slots=True)
+class _Length:
+    """The mean length of the answers of one model; the last `_LENGTHS` count."""
+
+    answers: int = 0
+    mean_tokens: float = 0.0
+
+    def learn(self, tokens: int) -> None:
+        self.answers = min(self.answers + 1, _LENGTHS)
+        self.mean_tokens += (tokens - self.mean_tokens) / self.answers
 
 
 @dataclass(slots=True)
@@ -78,6 +100,7 @@ class EndpointEconomy:
     observations: int = field(default=0, init=False)
     """Grows with everything that is learnt: factors are the same while it is."""
     _sums: dict[EndpointKey, _Sums] = field(default_factory=dict, init=False)
+    _lengths: dict[str, _Length] = field(default_factory=dict, init=False)
     _pooled_spend: float = field(default=1.0, init=False)
     _pooled_acceptance: float = field(default=PRIOR_ACCEPTANCE, init=False)
     _mean_expected_pusd: float = field(default=0.0, init=False)
@@ -86,11 +109,28 @@ class EndpointEconomy:
 
     # -- what came of attempts --------------------------------------------------------------------
 
-    def answered(self, key: EndpointKey, *, expected_pusd: int, billed_pusd: int) -> None:
-        """An answer was paid for; `expected_pusd` is what the price list let one expect."""
+    def answered(
+        self,
+        key: EndpointKey,
+        *,
+        input_pusd: int,
+        pusd_per_output_token: float,
+        output_tokens: int,
+        billed_pusd: int,
+    ) -> None:
+        """An answer was paid for.
+
+        Args:
+            input_pusd: what its prompt costs there by the price list, fees included.
+            pusd_per_output_token: the list price of what it wrote.
+        """
+        self._length_of(key.model).learn(output_tokens)
         sums = self._of(key)
         sums.answers = sums.answers * _KEPT_PER_ANSWER + 1.0
-        sums.expected_pusd = sums.expected_pusd * _KEPT_PER_ANSWER + expected_pusd
+        sums.input_pusd = sums.input_pusd * _KEPT_PER_ANSWER + input_pusd
+        sums.pusd_per_output_token = (
+            sums.pusd_per_output_token * _KEPT_PER_ANSWER + pusd_per_output_token
+        )
         sums.billed_pusd = sums.billed_pusd * _KEPT_PER_ANSWER + billed_pusd
         sums.failures *= _KEPT_PER_ANSWER
         self._learnt(sums)
@@ -111,11 +151,16 @@ class EndpointEconomy:
 
     # -- what follows from it ---------------------------------------------------------------------
 
+    def usual_output_tokens(self, model: str) -> int | None:
+        """Tokens of an answer of this model, in the mean; None before the first."""
+        length = self._lengths.get(model)
+        return int(length.mean_tokens) if length is not None and length.answers else None
+
     def factor(self, key: EndpointKey) -> float:
         """Cost of one accepted row there, per expected cost of one attempt."""
         sums = self._of(key)
         if sums.is_stale:
-            sums.factor = self._spend(sums) / self._acceptance(sums)
+            sums.factor = self._spend(key, sums) / self._acceptance(sums)
             sums.is_stale = False
         return sums.factor
 
@@ -138,7 +183,7 @@ class EndpointEconomy:
                 key=key,
                 answers=sums.answers,
                 judged=sums.judged,
-                spend=self._spend(sums),
+                spend=self._spend(key, sums),
                 acceptance=self._acceptance(sums),
                 failures=sums.failures / sums.answers if sums.answers else sums.failures,
                 factor=self.factor(key),
@@ -161,10 +206,13 @@ class EndpointEconomy:
         chosen = behind[(self._asked // PROBE_EVERY) % len(behind)]
         return (chosen, *(item for item in found if item is not chosen))
 
-    def _spend(self, sums: _Sums) -> float:
+    def _spend(self, key: EndpointKey, sums: _Sums) -> float:
         prior_pusd = PRIOR_ANSWERS * (self._mean_expected_pusd or 1.0)
         billed = sums.billed_pusd + prior_pusd * self._pooled_spend
-        return billed / (sums.expected_pusd + prior_pusd)
+        return billed / (self._expected_pusd(key, sums) + prior_pusd)
+
+    def _expected_pusd(self, key: EndpointKey, sums: _Sums) -> float:
+        return sums.expected_pusd(self._length_of(key.model).mean_tokens)
 
     def _acceptance(self, sums: _Sums) -> float:
         accepted = sums.accepted + PRIOR_ANSWERS * self._pooled_acceptance
@@ -175,6 +223,12 @@ class EndpointEconomy:
         if sums is None:
             sums = self._sums[key] = _Sums()
         return sums
+
+    def _length_of(self, model: str) -> _Length:
+        length = self._lengths.get(model)
+        if length is None:
+            length = self._lengths[model] = _Length()
+        return length
 
     def _learnt(self, sums: _Sums) -> None:
         sums.is_stale = True
@@ -192,13 +246,14 @@ class EndpointEconomy:
         acceptance *= PRIOR_ACCEPTANCE
         spend_weight = acceptance_weight = PRIOR_ANSWERS
         expected = answers = 0.0
-        for sums in self._sums.values():
+        for key, sums in self._sums.items():
             sums.is_stale = True
-            expected += sums.expected_pusd
+            expected_there = self._expected_pusd(key, sums)
+            expected += expected_there
             answers += sums.answers
-            if sums.expected_pusd:
+            if expected_there:
                 weight = min(sums.answers, PRIOR_ANSWERS)
-                spend += weight * sums.billed_pusd / sums.expected_pusd
+                spend += weight * sums.billed_pusd / expected_there
                 spend_weight += weight
             if sums.judged:
                 weight = min(sums.judged, PRIOR_ANSWERS)

@@ -9,7 +9,12 @@ from decimal import Decimal
 from typing import Final
 
 from quantroute.pricing import Pricing, TokenUsage
-from quantroute.simulator._backend import AnswerRequest, SimulatedAnswer, count_tokens
+from quantroute.simulator._backend import (
+    BYTES_PER_TOKEN,
+    AnswerRequest,
+    SimulatedAnswer,
+    count_tokens,
+)
 from quantroute.simulator._bill import GenerationRecord
 from quantroute.simulator._catalogue import LiveEndpoint, LiveModel
 from quantroute.simulator._faults import FaultTables, draw
@@ -41,6 +46,9 @@ _INSURED: Final = frozenset(
 #: Fails half-way: only what was made until then exists.
 _BREAKS_OFF: Final = frozenset({"error_mid_stream", "error_mid_stream_billed", "error_in_choice"})
 _WITHOUT_TOKENS: Final = frozenset(_INSURED - {"error_mid_stream", "error_in_choice"})
+#: A loop ends at the output limit; a shorter one shows as much and costs less to send.
+_LOOP_TOKENS: Final = 1_024
+_PHRASE: Final = " and then once more,"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +131,7 @@ async def answer(
     server = _impostor(ask.model, endpoint, rng) if identity == "wrong_provider" else endpoint
     asked = _question(state, ask, server)
     given = _stopped(await state.backend.answer(asked), asked.parameters.get("stop"))
-    given = _reshaped(given, shape)
+    given = _reshaped(given, shape, limit_tokens=asked.limit_tokens)
     usage = _usage(state, server, request, given, shape, rng)
     created = int(state.clock.time_s())
     extras = tables.draw_extras(rng)
@@ -207,7 +215,7 @@ def _question(state: ServiceState, ask: Ask, endpoint: LiveEndpoint) -> AnswerRe
     )
 
 
-def _reshaped(answer: SimulatedAnswer, shape: str) -> SimulatedAnswer:
+def _reshaped(answer: SimulatedAnswer, shape: str, *, limit_tokens: int) -> SimulatedAnswer:
     """The answer with the tokens that its shape leaves it."""
     if shape in _WITHOUT_TOKENS:
         return replace(answer, content="", reasoning=None, output_tokens=0, reasoning_tokens=0)
@@ -221,7 +229,29 @@ def _reshaped(answer: SimulatedAnswer, shape: str) -> SimulatedAnswer:
         return replace(
             answer, content="", reasoning=text, output_tokens=tokens, reasoning_tokens=tokens
         )
+    if shape == "loop":
+        tokens = min(limit_tokens, _LOOP_TOKENS)
+        return replace(
+            answer,
+            content=(_PHRASE * tokens)[: tokens * BYTES_PER_TOKEN],
+            reasoning=None,
+            output_tokens=tokens,
+            reasoning_tokens=0,
+        )
+    if shape == "reasoning_although_off" and not answer.reasoning:
+        return _thinking_first(answer)
     return answer
+
+
+def _thinking_first(answer: SimulatedAnswer) -> SimulatedAnswer:
+    """The first half of the text as reasoning."""
+    half = len(answer.content) // 2
+    return replace(
+        answer,
+        reasoning=answer.content[:half],
+        content=answer.content[half:],
+        reasoning_tokens=answer.output_tokens // 2,
+    )
 
 
 def _first_half(answer: SimulatedAnswer) -> SimulatedAnswer:
@@ -263,14 +293,18 @@ def _texts(answer: SimulatedAnswer, shape: str) -> tuple[str | None, str | None]
         return None, answer.reasoning
     if shape == "reasoning_in_content":
         return answer.reasoning, None
+    if shape == "think_tags":
+        return f"<think>{answer.reasoning or ''}</think>{answer.content}", None
     return answer.content, answer.reasoning
 
 
 def _finish_reason(answer: SimulatedAnswer, shape: str) -> str | None:
     if shape in ("insured_empty", "choices_null", "choices_empty", "choices_missing"):
         return None
-    if shape in ("reasoning_only", "reasoning_in_content"):
+    if shape in ("reasoning_only", "reasoning_in_content", "loop"):
         return "length"
+    if shape == "content_filter":
+        return shape
     if shape in ("content_null", "empty_stop"):
         return "stop"
     return "error" if shape.startswith("error_") else answer.finish_reason

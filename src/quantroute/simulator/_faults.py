@@ -63,6 +63,10 @@ ANSWER: Final = (
     "content_null",
     "reasoning_only",
     "reasoning_in_content",
+    "think_tags",
+    "reasoning_although_off",
+    "loop",
+    "content_filter",
     "length",
 )
 #: Where the usage object stands in a stream; without one, in a last chunk with `choices: []`.
@@ -149,6 +153,10 @@ class Faults(BaseModel):
     content_null: Probability = 0.0
     reasoning_only: Probability = 0.0
     reasoning_in_content: Probability = 0.0
+    think_tags: Probability = 0.0
+    reasoning_although_off: Probability = 0.0
+    loop: Probability = 0.0
+    content_filter: Probability = 0.0
     length: Probability = 0.0
     # usage: its place in a stream, then its body
     usage_missing: Probability = 0.0
