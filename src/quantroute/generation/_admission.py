@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any, Final
 
@@ -32,7 +31,8 @@ class Admission:
     Args:
         config_of: the settings of a dataset, by its name.
         live: the rows under way; it is kept here.
-        work: takes a row to its end. Of what goes wrong nothing may come out of it.
+        work: takes a row to its end and calls `row_is_over`. Of what goes wrong nothing may come
+            out of it.
         on_begin: called for each row that has begun.
     """
 
@@ -156,13 +156,17 @@ class Admission:
                     yield RowId(key=key, prompt=prompt, rollout=rollout)
 
     def _begin(self, group: asyncio.TaskGroup, feed: Feed, row: RowId) -> None:
-        task = group.create_task(self._work(feed, row))
+        self._live.add(group.create_task(self._work(feed, row)))
         feed.begin_row()
-        self._live.add(task)
-        task.add_done_callback(functools.partial(self._row_is_over, feed))
         self._on_begin()
 
-    def _row_is_over(self, feed: Feed, task: asyncio.Task[None]) -> None:
+    def row_is_over(self, feed: Feed) -> None:
+        """The running task has taken its row to an end, whatever that is.
+
+        To be called by the work itself: a callback of its task would be one more turn of the loop.
+        """
+        task = asyncio.current_task()
+        assert task is not None
         self._live.discard(task)
         self._room.release()
         feed.end_row()

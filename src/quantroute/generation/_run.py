@@ -294,6 +294,8 @@ class Run:
             self._tally.ends[end] += 1
             feed.count_end(end, conversation.accepted_tokens)
             self._show()
+        finally:
+            self._admission.row_is_over(feed)
 
     def _count_answer(self, feed: Feed, record: TurnRecord) -> None:
         self._tally.count_answer(record)

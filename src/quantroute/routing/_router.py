@@ -143,7 +143,7 @@ class Router:
         candidate = next(self._takers(candidates, now_s), None)
         if candidate is None:
             return None
-        state = self._state(candidate.endpoint.key)
+        state = self._states[candidate.endpoint.key]
         if candidate.endpoint.is_local:
             self._local_in_flight += 1
         else:
