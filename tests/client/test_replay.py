@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from client_support import MODEL, opened
 from policy_support import MOONSHOT, make_endpoint
-from quantroute import ChatRequest, ConfigurationError, LocalEndpoint
+from quantroute import ChatRequest, ConfigurationError, LocalEndpoint, Sampling
 from quantroute.client._body import encode_body
 from quantroute.client._replay import ReplayForm, form_for, replayed
 
@@ -97,6 +98,36 @@ def test_a_local_server_gets_the_form_its_owner_names(
     body = json.loads(encode_body(request, max_tokens=10, preferences={}, local=local))
     turn = body["messages"][1]
     assert turn == {"role": "assistant", "content": "So.", **expected}
+
+
+@pytest.mark.parametrize(
+    ("turn", "reasoning", "only", "asked"),
+    [
+        ({}, None, ["inceptron", "moonshotai"], {"inceptron"}),
+        ({}, True, ["inceptron", "moonshotai"], {"inceptron"}),
+        ({}, False, ["inceptron", "moonshotai"], {"inceptron", "moonshotai"}),
+        ({"reasoning": "because"}, None, ["inceptron", "moonshotai"], {"inceptron", "moonshotai"}),
+        ({}, None, ["moonshotai"], {"moonshotai"}),  # it may take it all the same
+    ],
+)
+@pytest.mark.usefixtures("key")
+async def test_who_wants_earlier_reasoning_back_is_not_asked_without_it(
+    turn: dict[str, Any], reasoning: bool | None, only: list[str], asked: set[str]
+) -> None:
+    sampling = Sampling(reasoning=reasoning)
+    async with opened(only=only) as (client, _):
+        catalogue = client._opened().catalogue
+        offers = await catalogue.offers(MODEL, sampling)
+        candidates = catalogue.candidates(
+            offers,
+            ChatRequest(
+                model=MODEL,
+                messages=tuple(conversation(**turn)),
+                max_output_tokens=100,
+                sampling=sampling,
+            ),
+        )
+    assert {item.endpoint.provider_slug for item in candidates} == asked
 
 
 def test_a_form_nobody_knows_is_refused() -> None:

@@ -15,6 +15,7 @@ from quantroute._log import get_logger
 from quantroute.client._body import input_bound_tokens
 from quantroute.client._delegated import Pauses, Pool
 from quantroute.client._outcome import Answer, ChatRequest
+from quantroute.client._replay import demands_reasoning, lacks_reasoning
 from quantroute.clock import Clock
 from quantroute.domain import Endpoint, EndpointKey, Provider, Sampling
 from quantroute.errors import NoEligibleEndpoint, RegistryError
@@ -162,6 +163,8 @@ class Catalogue:
             )
         if not found:
             raise TooLong(_why_too_long(offers.quotes, request, input_tokens))
+        if len(request.messages) > 1 and request.sampling.reasoning is not False:
+            found = _without_demanding(found, request)
         if self.mode is RoutingMode.DELEGATED:
             listed = [item for item in found if not item.endpoint.is_local]
             found = [item for item in found if item.endpoint.is_local]
@@ -321,6 +324,13 @@ class Catalogue:
             precisions={verdict.endpoint.key: verdict.precision for verdict in bound.verdicts},
             pins={endpoint.key: pinned_preferences(endpoint, policy) for endpoint in listed},
         )
+
+
+def _without_demanding(found: list[Candidate], request: ChatRequest) -> list[Candidate]:
+    """Those that take later turns without earlier reasoning; all, if none is known to do so."""
+    if not lacks_reasoning(request.messages):
+        return found
+    return [item for item in found if not demands_reasoning(item.endpoint)] or found
 
 
 def _max_tokens(endpoint: Endpoint, request: ChatRequest, input_tokens: int) -> int:

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from quantroute.domain import Endpoint, Message
 
-__all__ = ["ReplayForm", "form_for", "replayed"]
+__all__ = ["ReplayForm", "demands_reasoning", "form_for", "lacks_reasoning", "replayed"]
 
 
 class ReplayForm(enum.Enum):
@@ -32,6 +32,8 @@ class ReplayForm(enum.Enum):
 
 #: By the company's slug; everybody else reads `reasoning`.
 _FORMS: Final[Mapping[str, ReplayForm]] = {"moonshotai": ReplayForm.CONTENT}
+#: Companies that refuse later turns of a thinking model without what it thought before.
+_DEMANDING: Final = frozenset({"moonshotai"})
 _FIELDS: Final = frozenset({"reasoning", "reasoning_details", "reasoning_content"})
 _TEXT: Final = "reasoning.text"
 
@@ -39,6 +41,16 @@ _TEXT: Final = "reasoning.text"
 def form_for(endpoint: Endpoint) -> ReplayForm:
     """The form for an endpoint behind the service."""
     return _FORMS.get(endpoint.provider_slug, ReplayForm.REASONING)
+
+
+def demands_reasoning(endpoint: Endpoint) -> bool:
+    """Whether an endpoint is known to refuse what `lacks_reasoning`, while the model thinks."""
+    return endpoint.provider_slug in _DEMANDING
+
+
+def lacks_reasoning(messages: Sequence[Message]) -> bool:
+    """Whether an assistant turn comes without its reasoning."""
+    return any(message.get("role") == "assistant" and _text(message) == "" for message in messages)
 
 
 def replayed(messages: Sequence[Message], form: ReplayForm) -> list[Message]:
