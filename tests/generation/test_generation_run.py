@@ -299,6 +299,20 @@ async def test_only_truncated_rows_are_redone_and_nothing_is_destroyed() -> None
     assert kept == (7,)
 
 
+@pytest.mark.parametrize(("limit", "told"), [(256, 1), (512, 0)])
+async def test_redoing_cut_rows_with_the_limit_that_cut_them_is_told_once(
+    limit: int, told: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    prompts = make_prompts(3)
+    async with opened() as ledger:
+        await execute(ledger, prompts, lambda _: make_answer("cut", finish_reason=LENGTH))
+        config = make_config(max_output_tokens=limit)
+        redo = frozenset({RowClass.TRUNCATED})
+        report = await Run(FakeClient(ledger), config, prompts, redo=redo).execute()
+    assert report.finished == 3
+    assert caplog.text.count("cut answers get no more room") == told
+
+
 async def test_redoing_an_early_turn_makes_the_later_ones_out_of_date() -> None:
     prompts = make_prompts(1, turns=3)
     classes = frozenset({RowClass.GOOD, RowClass.TRUNCATED})

@@ -29,7 +29,7 @@ from quantroute.generation._pacing import Pacer
 from quantroute.generation._prompts import Prompt
 from quantroute.generation._quality import RowClass
 from quantroute.generation._readings import Readings
-from quantroute.generation._records import RowId, RowState, StoredRun, TurnRecord
+from quantroute.generation._records import RowId, RowState, StoredRow, StoredRun, TurnRecord
 from quantroute.generation._report import (
     Interrupted,
     Progress,
@@ -146,6 +146,7 @@ class Run:
             on_begin=self._show_first,
         )
         self._has_read_all = False
+        self._is_short = False
         self._main: asyncio.Task[Any] | None = None
         self._on_progress: ProgressHook | None = None
 
@@ -269,6 +270,7 @@ class Run:
             done = None
             if self._known.is_started(row):
                 done = await self._rows.find(self._run_id, row.key)
+                self._look_at_room(done)
             conversation = Conversation(
                 client=self.client,
                 rows=self._rows,
@@ -296,6 +298,25 @@ class Run:
             self._show()
         finally:
             self._admission.row_is_over(feed)
+
+    def _look_at_room(self, done: StoredRow | None) -> None:
+        """Say once if answers that were cut are asked for again with no more room than before."""
+        if self._is_short or done is None or RowClass.TRUNCATED not in self._redo:
+            return
+        limit_tokens = self._config_of(done.prompt.dataset).max_output_tokens
+        cut_at_tokens = [
+            record.max_output_tokens
+            for record in done.turns
+            if record.row_class is RowClass.TRUNCATED
+        ]
+        if cut_at_tokens and limit_tokens <= max(cut_at_tokens):
+            self._is_short = True
+            log.warning(
+                "cut answers get no more room",
+                dataset=done.prompt.dataset,
+                max_output_tokens=limit_tokens,
+                cut_at_tokens=max(cut_at_tokens),
+            )
 
     def _count_answer(self, feed: Feed, record: TurnRecord) -> None:
         self._tally.count_answer(record)
