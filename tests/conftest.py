@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Generator, Iterator
 
 import pytest
@@ -28,6 +29,14 @@ def pytest_collection_finish() -> None:
     """What is loaded by now stays: garbage collections during the tests need not look at it."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def log_as_in_a_library() -> Iterator[None]:
+    """A command configures structlog for its process; the next test here knows nothing of it."""
+    yield
+    if (structlog := sys.modules.get("structlog")) is not None:
+        structlog.reset_defaults()
 
 
 @pytest.fixture
