@@ -213,11 +213,18 @@ def test_rates_are_of_the_last_minute() -> None:
     for second in range(101, 201):
         view = meter.view(progress(100, 1_000), now_s=second, balance=balance(0))
     assert view.rows_per_s == view.tokens_per_s == 0.0
+    assert "0.0 rows/s" in view.line()
+    assert "0.5 rows/s" in view.line(is_over=True)  # a hundred rows in two hundred seconds
     assert view.eta_targets_s is None
     view = meter.view(progress(160, 1_600), now_s=201, balance=balance(0))
     assert view.rows_per_s == pytest.approx(1.0, rel=0.05)
     assert view.eta_targets_s == pytest.approx(840, rel=0.05)
     assert len(meter._samples) < 70
+
+
+def test_a_run_that_is_over_before_anybody_looked_has_a_rate() -> None:
+    view = LiveMeter(began_s=10.0).view(progress(80), now_s=10.25, balance=balance(0))
+    assert "320.0 rows/s, 0.2 s" in view.line(is_over=True)
 
 
 @pytest.mark.parametrize(

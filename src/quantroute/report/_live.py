@@ -112,6 +112,8 @@ class LiveView(JupyterMixin):
     errors: tuple[tuple[str, int], ...] = ()
     alarms: tuple[str, ...] = ()
     pace: str = ""
+    mean_rows_per_s: float = 0.0
+    """Of this start as a whole; `rows_per_s` is of its last seconds."""
 
     @property
     def eta(self) -> str:
@@ -145,7 +147,7 @@ class LiveView(JupyterMixin):
             _counted(self.rows, self.rows_total, "rows"),
             f"{format_usd(self.posted_pusd)} of {self._cap()}",
             f"{self.tokens:,} tokens",
-            f"{self.rows_per_s:,.1f} rows/s",
+            f"{self.mean_rows_per_s if is_over else self.rows_per_s:,.1f} rows/s",
         ]
         if self.held_pusd:
             parts.append(f"{format_usd(self.held_pusd)} held")
@@ -340,8 +342,9 @@ class LiveMeter:
         now = _Sample(now_s, progress.finished, progress.output_tokens, balance.posted_pusd, done)
         rate = self._rates(now)
         cap_pusd = None if balance.cap is NO_CAP else balance.cap
+        elapsed_s = now_s - self.began_s
         return LiveView(
-            elapsed_s=now_s - self.began_s,
+            elapsed_s=elapsed_s,
             rows=rows,
             rows_total=self.rows_total,
             live=progress.live,
@@ -363,6 +366,7 @@ class LiveMeter:
             errors=tuple(sorted((errors or {}).items(), key=lambda item: (-item[1], item[0]))),
             alarms=tuple(map(str, progress.alarms)),
             pace="" if progress.pace is None else str(progress.pace),
+            mean_rows_per_s=progress.finished / elapsed_s if elapsed_s > 0 else 0.0,
         )
 
     def _rates(self, now: _Sample) -> _Rates:
