@@ -35,6 +35,7 @@ __all__ = [
     "format_usd",
     "parse_price",
     "parse_reported_usd",
+    "plain_usd",
     "price_text",
     "to_pusd",
     "to_usd",
@@ -82,6 +83,11 @@ def to_pusd(usd: Decimal) -> PicoUSD:
 def to_usd(amount_pusd: int) -> Decimal:
     """Exact US dollars of an amount in pico-dollars."""
     return Decimal(amount_pusd).scaleb(-12, _EXACT)
+
+
+def plain_usd(usd: Decimal | None) -> str | None:
+    """An amount or a price in digits, without an exponent; None stays None."""
+    return None if usd is None else f"{usd:f}"
 
 
 _LARGEST_EXPONENT: Final = 400

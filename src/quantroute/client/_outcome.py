@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from decimal import Decimal
 from typing import Any
 
 import msgspec
@@ -13,7 +12,7 @@ from msgspec import Struct
 from quantroute.domain import Endpoint, Message, Sampling, check_messages
 from quantroute.errors import ConfigurationError
 from quantroute.ledger import ROOT, Account, EntryId
-from quantroute.money import to_usd
+from quantroute.money import plain_usd, to_usd
 from quantroute.policy import Precision
 from quantroute.pricing import TokenUsage
 from quantroute.storage import Work
@@ -77,8 +76,8 @@ class Provenance(Struct, frozen=True, kw_only=True):
             "provider_name": endpoint.provider_name,
             "quantization_label": endpoint.quantization_label,
             "precision": self.precision.as_dict(),
-            "input_usd_per_token": _plain(endpoint.pricing.input_usd_per_token),
-            "output_usd_per_token": _plain(endpoint.pricing.output_usd_per_token),
+            "input_usd_per_token": plain_usd(endpoint.pricing.input_usd_per_token),
+            "output_usd_per_token": plain_usd(endpoint.pricing.output_usd_per_token),
             "generation_id": self.generation_id,
             "served_provider": self.served_provider,
             "served_model": self.served_model,
@@ -119,17 +118,13 @@ class Answer(Struct, frozen=True, kw_only=True):
             "native_finish_reason": self.native_finish_reason,
             "usage": None if self.usage is None else msgspec.to_builtins(self.usage),
             "cost_pusd": self.cost_pusd,
-            "cost_usd": _plain(cost_usd),
+            "cost_usd": plain_usd(cost_usd),
             "flags": list(self.flags),
             "attempt": self.attempt,
             "first_byte_s": self.first_byte_s,
             "total_s": self.total_s,
             "provenance": self.provenance.as_dict(),
         }
-
-
-def _plain(usd: Decimal | None) -> str | None:
-    return None if usd is None else f"{usd:f}"
 
 
 class Answered(Struct, frozen=True, kw_only=True):

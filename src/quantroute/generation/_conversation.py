@@ -185,8 +185,10 @@ class Conversation:
         """The output limit to ask with: after a cut, a larger one than that."""
         if self._cut_at_tokens is not None:
             return self.limits.after_cut(self._cut_at_tokens) or self.limits.full_tokens
+        if not self.limits.is_elastic:
+            return self.limits.full_tokens
         input_tokens = input_bound_tokens(messages)
-        if not self.limits.is_elastic or self.limits.is_plenty_for(input_tokens):
+        if self.limits.is_plenty_for(input_tokens):
             return self.limits.full_tokens
         *above, own = map(
             self.client.ledger.balance, lineage(account_of(self.config, self.row.prompt.dataset))

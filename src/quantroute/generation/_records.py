@@ -16,6 +16,7 @@ from quantroute.generation._config import Mode
 from quantroute.generation._prompts import Prompt
 from quantroute.generation._quality import Judgement, RowClass
 from quantroute.ledger import EntryId
+from quantroute.money import plain_usd
 from quantroute.policy import Precision
 
 __all__ = [
@@ -193,8 +194,8 @@ def turn_record(
         served_model=source.served_model,
         quantization_label=source.endpoint.quantization_label,
         precision=precision,
-        input_usd_per_token=_plain(pricing.input_usd_per_token),
-        output_usd_per_token=_plain(pricing.output_usd_per_token),
+        input_usd_per_token=plain_usd(pricing.input_usd_per_token),
+        output_usd_per_token=plain_usd(pricing.output_usd_per_token),
         listed_at_s=source.listed_at_s,
         sampling=asked,
         max_output_tokens=max_output_tokens,
@@ -237,7 +238,3 @@ def current_chain(turns: Iterable[TurnRecord]) -> tuple[TurnRecord, ...]:
 def digest(key: RowKey) -> bytes:
     """Sixteen bytes of a row's key: what sets of keys hold, at some 80 bytes of memory each."""
     return bytes.fromhex(key[:32])
-
-
-def _plain(price: object) -> str | None:
-    return None if price is None else f"{price:f}"

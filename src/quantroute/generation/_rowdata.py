@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from decimal import Decimal
 from typing import Any, Final
 
 from quantroute.generation._records import StoredRow, TurnRecord
-from quantroute.money import to_usd
+from quantroute.money import plain_usd, to_usd
 
 __all__ = ["TURN_FIELDS", "encode_line", "row_data"]
 
@@ -79,7 +78,7 @@ def row_data(row: StoredRow, turns: tuple[TurnRecord, ...], *, model: str) -> di
         "messages": messages,
         "turns": [_turn_data(record) for record in turns],
         "cost_pusd": known,
-        "cost_usd": None if known is None else _plain(to_usd(known)),
+        "cost_usd": None if known is None else plain_usd(to_usd(known)),
         "metadata": dict(prompt.metadata),
     }
 
@@ -109,7 +108,3 @@ def _turn_data(record: TurnRecord) -> dict[str, Any]:
         "precision": dict(record.precision),
         "sampling": dict(record.sampling),
     }
-
-
-def _plain(usd: Decimal) -> str:
-    return f"{usd:f}"

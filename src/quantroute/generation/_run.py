@@ -304,18 +304,21 @@ class Run:
         if self._is_short or done is None or RowClass.TRUNCATED not in self._redo:
             return
         limit_tokens = self._config_of(done.prompt.dataset).max_output_tokens
-        cut_at_tokens = [
-            record.max_output_tokens
-            for record in done.turns
-            if record.row_class is RowClass.TRUNCATED
-        ]
-        if cut_at_tokens and limit_tokens <= max(cut_at_tokens):
+        cut_at_tokens = max(
+            (
+                record.max_output_tokens
+                for record in done.turns
+                if record.row_class is RowClass.TRUNCATED
+            ),
+            default=0,
+        )
+        if limit_tokens <= cut_at_tokens:
             self._is_short = True
             log.warning(
                 "cut answers get no more room",
                 dataset=done.prompt.dataset,
                 max_output_tokens=limit_tokens,
-                cut_at_tokens=max(cut_at_tokens),
+                cut_at_tokens=cut_at_tokens,
             )
 
     def _count_answer(self, feed: Feed, record: TurnRecord) -> None:
