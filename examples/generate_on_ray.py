@@ -8,12 +8,13 @@ What is not an option of this script goes to `quantroute generate`. An actor tha
 again and takes its part up where it stopped: rows that are in are not asked again, and what it had
 in flight stays reserved in the ledger until `quantroute reconcile` knows its price. With more parts
 than actors, a slow host does fewer of them. `--out` lies on storage that all hosts see under the
-same path.
+same path. The actors show their progress; the tables are printed once, of all parts together.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 from typing import Any
@@ -30,11 +31,16 @@ class Worker:
     def generate(self, arguments: list[str], part: int, parts: int) -> tuple[int, int, int]:
         """The part, the command's exit code, and who did it."""
         words = ["generate", *arguments, "--shard", f"{part}/{parts}"]
-        try:
-            quantroute(words)
-        except SystemExit as end:
-            return part, int(end.code or 0), os.getpid()
-        return part, 0, os.getpid()
+        with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+            return part, exit_code(words), os.getpid()
+
+
+def exit_code(words: list[str]) -> int:
+    try:
+        quantroute(words)
+    except SystemExit as end:
+        return int(end.code or 0)
+    return 0
 
 
 def main() -> int:
@@ -42,7 +48,10 @@ def main() -> int:
     parser.add_argument("--parts", type=int, default=8)
     parser.add_argument("--actors", type=int, default=2)
     parser.add_argument("--address", help='of a running cluster, such as "auto"; else one here')
+    parser.add_argument("--out", required=True, help="of the run, on storage that all hosts see")
+    parser.add_argument("--ledger", required=True, help="redis://HOST:PORT/DB, of all actors")
     options, arguments = parser.parse_known_args()
+    arguments += ["--out", options.out, "--ledger", options.ledger]
     ray.init(address=options.address, include_dashboard=False)
     # Waiting on a network needs little of a core; what is lost with an actor is done again.
     remote: Any = ray.remote(num_cpus=0.5, max_restarts=-1, max_task_retries=3)(Worker)
@@ -52,9 +61,11 @@ def main() -> int:
         lambda worker, part: worker.generate.remote(arguments, part, options.parts),
         range(options.parts),
     ):
-        print(f"part {part} of {options.parts}: exit code {code}, process {process}", flush=True)
+        # In one piece: Ray prints its own words from a thread, between any two writes.
+        sys.stdout.write(f"part {part} of {options.parts}: exit code {code}, process {process}\n")
+        sys.stdout.flush()
         codes.add(code)
-    return max(codes, default=0)
+    return max(codes | {exit_code(["status", options.out, "--ledger", options.ledger])})
 
 
 if __name__ == "__main__":

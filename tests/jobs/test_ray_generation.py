@@ -42,11 +42,13 @@ def test_a_killed_actor_costs_no_row(
         done: dict[int, int] = {}
         workers: set[str] = set()
         killed: str | None = None
+        said: list[str] = []
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
             for line in process.stdout:
-                found = re.match(r"part (\d+) of \d+: exit code (\d+), process (\d+)", line)
-                if not found:  # Ray's own words
+                said.append(line)  # Ray's own words too, which may come between two of a line
+                found = re.search(r"part (\d+) of \d+: exit code (\d+), process (\d+)", line)
+                if not found:
                     continue
                 done[int(found[1])] = int(found[2])
                 workers.add(found[3])
@@ -55,7 +57,7 @@ def test_a_killed_actor_costs_no_row(
                     wait_for_spending(simulator)  # now it is in the midst of its next part
                     os.kill(int(killed), signal.SIGKILL)
         assert process.returncode == 0
-        assert done == dict.fromkeys(range(PARTS), 0)
+        assert done == dict.fromkeys(range(PARTS), 0), "".join(said)
         assert len(workers) == 3  # two, and the one in the dead one's place
 
         shared = ("--ledger", redis.url)
