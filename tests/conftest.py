@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import signal
 import sys
 from collections.abc import Generator, Iterator
 
@@ -13,6 +14,11 @@ from quantroute.simulator import DEFAULT_API_KEY
 from redis_support import RedisServer, redis_server
 
 load_profile()
+
+# What a shell's script starts in the background ignores Ctrl+C, and so does what is started from
+# there: commands that tests interrupt would run on.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(wrapper=True, optionalhook=True)
