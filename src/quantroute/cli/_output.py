@@ -170,7 +170,7 @@ def quality_data(
                 "answers": item.answers,
                 "hits": item.hits,
                 "other_answers": item.other_answers,
-                "other_hits": item.other_hits,
+                "expected_hits": item.expected_hits,
             }
             for item in alarms
         ],

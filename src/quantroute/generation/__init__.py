@@ -2,7 +2,7 @@
 
 from quantroute._rowfile import read_rows
 from quantroute._shard import Shard
-from quantroute.generation._alarms import EndpointQuality, QualityAlarm, quality_alarms
+from quantroute.generation._alarms import QualityAlarm, quality_alarms
 from quantroute.generation._allocation import Allocation, Claim, allocate
 from quantroute.generation._census import Census, take_census
 from quantroute.generation._config import DatasetSettings, Mode, RunConfig
@@ -26,7 +26,6 @@ from quantroute.generation._look import Onlooker, RunLook, Speeds, merged_looks
 from quantroute.generation._measure import (
     Accepted,
     Standing,
-    merged_qualities,
     read_qualities,
     read_standings,
 )
@@ -39,6 +38,7 @@ from quantroute.generation._prompts import (
     dataset_name,
     read_prompts,
 )
+from quantroute.generation._qualities import EndpointQuality, Stratum, merged_qualities, stratum_of
 from quantroute.generation._quality import Judgement, RowClass, classify, loop_score
 from quantroute.generation._readings import known_reading
 from quantroute.generation._records import (
@@ -108,6 +108,7 @@ __all__ = [
     "StopReason",
     "StoredRow",
     "StoredRun",
+    "Stratum",
     "Target",
     "TurnRecord",
     "allocate",
@@ -130,6 +131,7 @@ __all__ = [
     "probe_run",
     "read_prompts",
     "quality_alarms",
+    "stratum_of",
     "read_qualities",
     "read_rows",
     "read_standings",

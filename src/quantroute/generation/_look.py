@@ -16,14 +16,13 @@ from pathlib import Path
 from typing import Final
 
 from quantroute.errors import DatasetError
-from quantroute.generation._alarms import EndpointQuality
 from quantroute.generation._measure import (
     NOTHING_ACCEPTED,
     Accepted,
     accepted_of,
-    merged_qualities,
     qualities_of,
 )
+from quantroute.generation._qualities import EndpointQuality, merged_qualities
 from quantroute.generation._quality import RowClass
 from quantroute.generation._records import RowCounts, RowState, StoredRun
 from quantroute.generation._row_sql import read_counts, read_runs

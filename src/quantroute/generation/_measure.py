@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import sqlite3
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
 from quantroute._shard import Shard
-from quantroute.generation._alarms import EndpointQuality, with_spending
 from quantroute.generation._expect import NO_ANSWERS, Sample
+from quantroute.generation._qualities import (
+    EndpointQuality,
+    Stratum,
+    stratum_of,
+    with_spending,
+)
 from quantroute.generation._quality import RowClass
 from quantroute.generation._rows import RowStore
 from quantroute.ledger import Ledger, StatementLine
@@ -21,7 +26,6 @@ __all__ = [
     "Accepted",
     "Standing",
     "accepted_of",
-    "merged_qualities",
     "qualities_of",
     "read_accepted",
     "read_qualities",
@@ -61,12 +65,12 @@ _ENDED: Final = """
 # Truncated answers that were asked for again were cut by a limit of ours, or the user said so:
 # they are no sign of how the endpoint serves.
 _QUALITIES: Final = """
-    SELECT t.endpoint, t.row_class, count(*), coalesce(sum(t.output_tokens), 0),
-        coalesce(sum(t.cost_pusd), 0)
+    SELECT t.endpoint, t.row_class, r.dataset, t.turn > 0, t.revision > 0, t.max_output_tokens,
+        count(*), coalesce(sum(t.output_tokens), 0), coalesce(sum(t.cost_pusd), 0)
     FROM generation_turns t CROSS JOIN generation_rows r ON r.row_id = t.row_id
     WHERE r.run_id = ? AND NOT (t.row_class = 'truncated' AND t.revision <
         (SELECT max(revision) FROM generation_turns WHERE row_id = t.row_id AND turn = t.turn))
-    GROUP BY t.endpoint, t.row_class
+    GROUP BY 1, 2, 3, 4, 5, 6
 """
 
 
@@ -186,11 +190,14 @@ def qualities_of(
 ) -> tuple[EndpointQuality, ...]:
     """The same over an open connection and the ledger's statement."""
     rows = connection.execute(_QUALITIES, (run_id,))
-    classes: defaultdict[str, dict[RowClass, int]] = defaultdict(dict)
+    kinds: defaultdict[str, defaultdict[Stratum, Counter[RowClass]]] = defaultdict(
+        lambda: defaultdict(Counter)
+    )
     tokens, accepted, answered = Counter[str](), Counter[str](), Counter[str]()
-    for endpoint, name, count, output_tokens, cost_pusd in rows:
+    for endpoint, name, dataset, turn, revision, limit, count, output_tokens, cost_pusd in rows:
         row_class = RowClass(name)
-        classes[endpoint][row_class] = count
+        stratum = stratum_of(dataset, turn=turn, revision=revision, max_output_tokens=limit)
+        kinds[endpoint][stratum][row_class] += count
         tokens[endpoint] += output_tokens
         answered[endpoint] += cost_pusd
         if row_class is RowClass.GOOD:
@@ -203,32 +210,12 @@ def qualities_of(
         (
             EndpointQuality(
                 endpoint=endpoint,
-                classes=found,
+                by_stratum=found,
                 output_tokens=tokens[endpoint],
                 accepted_tokens=accepted[endpoint],
                 answered_pusd=answered[endpoint],
             )
-            for endpoint, found in classes.items()
+            for endpoint, found in kinds.items()
         ),
         spent,
     )
-
-
-def merged_qualities(
-    found: Sequence[tuple[EndpointQuality, ...]],
-) -> tuple[EndpointQuality, ...]:
-    """One line per endpoint out of those of several files."""
-    merged: dict[str, EndpointQuality] = {}
-    for quality in (quality for part in found for quality in part):
-        before = merged.get(quality.endpoint)
-        if before is not None:
-            quality = EndpointQuality(
-                endpoint=quality.endpoint,
-                classes=Counter(before.classes) + Counter(quality.classes),
-                output_tokens=before.output_tokens + quality.output_tokens,
-                accepted_tokens=before.accepted_tokens + quality.accepted_tokens,
-                answered_pusd=before.answered_pusd + quality.answered_pusd,
-                spent_pusd=before.cost_pusd + quality.cost_pusd,
-            )
-        merged[quality.endpoint] = quality
-    return tuple(merged.values())

@@ -17,8 +17,9 @@ from quantroute.errors import (
     QuantrouteError,
     RegistryError,
 )
-from quantroute.generation._alarms import EndpointQuality, QualityAlarm
+from quantroute.generation._alarms import QualityAlarm
 from quantroute.generation._deadline import Pace
+from quantroute.generation._qualities import EndpointQuality
 from quantroute.generation._quality import RowClass
 from quantroute.generation._records import RowCounts, RowState, TurnRecord
 

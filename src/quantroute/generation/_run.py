@@ -16,7 +16,7 @@ from quantroute.client import Attendance
 from quantroute.clock import Clock, SystemClock
 from quantroute.errors import BudgetExceeded, ConfigurationError, QuantrouteError, RefusedAlike
 from quantroute.generation._admission import Admission
-from quantroute.generation._alarms import EndpointQuality, QualityBook
+from quantroute.generation._alarms import QualityBook
 from quantroute.generation._collector import calm_collector
 from quantroute.generation._config import RunConfig
 from quantroute.generation._conversation import ChatClient, Conversation
@@ -27,6 +27,7 @@ from quantroute.generation._limits import LENGTHS_KEPT, OutputLimits
 from quantroute.generation._measure import read_qualities
 from quantroute.generation._pacing import Pacer
 from quantroute.generation._prompts import Prompt
+from quantroute.generation._qualities import EndpointQuality
 from quantroute.generation._quality import RowClass
 from quantroute.generation._readings import Readings
 from quantroute.generation._records import RowId, RowState, StoredRow, StoredRun, TurnRecord
@@ -279,7 +280,7 @@ class Run:
                 row=row,
                 clock=self._clock,
                 on_answer=functools.partial(self._count_answer, feed),
-                on_verdict=self._count_verdict,
+                on_verdict=functools.partial(self._count_verdict, row.prompt.dataset),
                 limits=self._limits_of(row.prompt.dataset),
                 reserve=self._reserve,
                 done=done,
@@ -326,9 +327,9 @@ class Run:
         feed.count_answer(record)
         self._show()
 
-    def _count_verdict(self, record: TurnRecord) -> None:
+    def _count_verdict(self, dataset: str, record: TurnRecord) -> None:
         """Answers that say something about their endpoint: not those that a limit of ours cut."""
-        for alarm in self._quality.count(record):
+        for alarm in self._quality.count(dataset, record):
             log.warning(
                 "endpoint worse than the others",
                 endpoint=alarm.endpoint,
@@ -336,7 +337,7 @@ class Run:
                 answers=alarm.answers,
                 hits=alarm.hits,
                 other_answers=alarm.other_answers,
-                other_hits=alarm.other_hits,
+                expected_hits=round(alarm.expected_hits, 1),
             )
 
     def _show_first(self) -> None:
