@@ -47,7 +47,7 @@ from quantroute.generation import (
     policy_class,
     read_prompts,
 )
-from quantroute.ledger import Basis, Charge
+from quantroute.ledger import Account, Basis, Charge
 from quantroute.policy import ExclusionPolicy, Precision
 from quantroute.pricing import Pricing, Quote, TokenUsage
 from quantroute.routing import Mix
@@ -112,7 +112,7 @@ class InstantClient:
     def admit_again(self) -> None:
         """Nothing to take back."""
 
-    def judged(self, endpoint: EndpointKey, *, accepted: bool) -> None:
+    def judged(self, endpoint: EndpointKey, *, accepted: bool, account: Account) -> None:
         """There is one endpoint; nothing to choose."""
 
     @asynccontextmanager

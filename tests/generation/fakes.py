@@ -23,7 +23,7 @@ from quantroute.client import (
 from quantroute.domain import Endpoint, EndpointKey, Quantization, Sampling
 from quantroute.errors import QuantrouteError
 from quantroute.generation import Prompt, RunConfig
-from quantroute.ledger import Basis, BudgetLedger, Charge, EntryId
+from quantroute.ledger import Account, Basis, BudgetLedger, Charge, EntryId
 from quantroute.policy import Precision
 from quantroute.pricing import Pricing, Quote, TokenUsage
 
@@ -90,7 +90,7 @@ class FakeClient:
     reason: QuantrouteError | None = None
     told: list[bool] = field(default_factory=list)
 
-    def judged(self, endpoint: EndpointKey, *, accepted: bool) -> None:
+    def judged(self, endpoint: EndpointKey, *, accepted: bool, account: Account) -> None:
         self.told.append(accepted)
 
     @asynccontextmanager

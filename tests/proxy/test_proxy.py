@@ -16,7 +16,12 @@ from quantroute import Client
 from quantroute.errors import ConfigurationError
 from quantroute.ledger import Account
 from quantroute.proxy import Proxy
-from quantroute.simulator import DEFAULT_API_KEY, Simulator
+from quantroute.simulator import (
+    DEFAULT_API_KEY,
+    Scenario,
+    Simulator,
+    kimi_mission_scenario,
+)
 
 KEY_VARIABLE = "OPENROUTER_API_KEY"
 QUESTION = {"model": MODEL, "messages": [{"role": "user", "content": "Why is the sky blue?"}]}
@@ -49,10 +54,10 @@ class Caller:
 
 @asynccontextmanager
 async def proxied(
-    *, token_variable: str | None = None, **settings: Any
+    scenario: Scenario | None = None, *, token_variable: str | None = None, **settings: Any
 ) -> AsyncIterator[tuple[Caller, Client, Simulator]]:
     async with (
-        opened(**settings) as (client, simulator),
+        opened(scenario, **settings) as (client, simulator),
         Proxy(client, port=0, token_variable=token_variable, account=Account("proxy")) as proxy,
         aiohttp.ClientSession() as http,
     ):
@@ -191,7 +196,8 @@ async def test_listening_to_others_needs_a_token() -> None:
 
 
 async def test_a_caller_who_leaves_is_paid_for_and_settled() -> None:
-    async with proxied() as (caller, client, simulator):
+    slow = kimi_mission_scenario(time_scale=0.1)  # an answer takes half a second
+    async with proxied(slow) as (caller, client, simulator):
         asking = asyncio.create_task(caller.ask())
         await until(lambda: client.ledger.balance().open_entries == 1)
         asking.cancel()

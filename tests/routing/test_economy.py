@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from math import log
 
 import pytest
 from hypothesis import given
@@ -50,21 +51,45 @@ def run(
         had[tag] += 1
         price = prices[tag]
         answered(economy, key, listed_pusd=price, billed_pusd=price)
-        economy.judged(key, accepted=rng.random() < accepts[tag])
+        economy.judged(key, account="", accepted=rng.random() < accepts[tag])
     return had
 
 
 def answered(
-    economy: EndpointEconomy, key: EndpointKey, *, listed_pusd: int, billed_pusd: int
+    economy: EndpointEconomy,
+    key: EndpointKey,
+    *,
+    listed_pusd: int,
+    billed_pusd: int,
+    account: str = "",
+    output_tokens: int = 100,
 ) -> None:
-    """An answer of a hundred tokens that the price list puts at `listed_pusd`, prompt left out."""
+    """An answer that the price list puts at `listed_pusd`, prompt left out."""
     economy.answered(
         key,
+        account=account,
         input_pusd=0,
-        pusd_per_output_token=listed_pusd / 100,
-        output_tokens=100,
+        pusd_per_output_token=listed_pusd / output_tokens,
+        output_tokens=output_tokens,
         billed_pusd=billed_pusd,
     )
+
+
+def worked(
+    economy: EndpointEconomy, key: EndpointKey, account: str, *, tokens: int, accepted: float
+) -> None:
+    """A hundred answers at ten pico-dollars a token, of which a share is accepted."""
+    for number in range(100):
+        price = 10 * tokens
+        answered(
+            economy,
+            key,
+            listed_pusd=price,
+            billed_pusd=price,
+            account=account,
+            output_tokens=tokens,
+        )
+        economy.judged(key, account=account, accepted=number % 10 < 10 * accepted)
 
 
 def test_without_evidence_the_list_price_decides() -> None:
@@ -101,7 +126,7 @@ def test_an_endpoint_that_recovers_gets_its_traffic_back() -> None:
 def test_one_bad_row_condemns_nobody() -> None:
     economy = EndpointEconomy()
     answered(economy, CHEAP, listed_pusd=100, billed_pusd=100)
-    economy.judged(CHEAP, accepted=False)
+    economy.judged(CHEAP, account="", accepted=False)
     assert economy.factor(CHEAP) < 1.15 * economy.factor(DEAR)
 
 
@@ -110,7 +135,7 @@ def test_paid_attempts_without_an_answer_count() -> None:
     for _ in range(100):
         for key in (CHEAP, DEAR):
             answered(economy, key, listed_pusd=1_000, billed_pusd=1_000)
-            economy.judged(key, accepted=True)
+            economy.judged(key, account="", accepted=True)
         economy.wasted(CHEAP, billed_pusd=1_000)
     costs = {item.key: item for item in economy.costs()}
     assert costs[CHEAP].spend == pytest.approx(2.0, rel=0.15)
@@ -139,13 +164,54 @@ def test_an_endpoint_that_was_asked_first_is_no_cheaper_for_it() -> None:
 
 def test_the_usual_length_is_that_of_the_last_answers() -> None:
     economy = EndpointEconomy()
-    assert economy.usual_output_tokens("m/x") is None
-    for tokens in [*[50] * 300, *[1_000] * 1_500]:
-        economy.answered(
-            CHEAP, input_pusd=5, pusd_per_output_token=2.0, output_tokens=tokens, billed_pusd=9
+    assert economy.usual_output_tokens("m/x", "b3") is None
+    for account, tokens in [*[("b4", 50)] * 300, *[("b3", 1_000)] * 1_500]:
+        answered(
+            economy, CHEAP, listed_pusd=5, billed_pusd=9, account=account, output_tokens=tokens
         )
-    assert economy.usual_output_tokens("m/x") == pytest.approx(1_000, rel=0.01)
-    assert economy.usual_output_tokens("m/y") is None
+    assert economy.usual_output_tokens("m/x", "b3") == pytest.approx(1_000, rel=0.01)
+    assert economy.usual_output_tokens("m/x", "b4") == 50
+    assert economy.usual_output_tokens("m/x", "not asked yet") == pytest.approx(1_000, rel=0.01)
+    assert economy.usual_output_tokens("m/y", "b3") is None
+
+
+def test_who_is_given_the_short_and_easy_work_is_no_cheaper_for_it() -> None:
+    """Same prices, same answers to the same work; one has the long, hard dataset, one the other."""
+    economy = EndpointEconomy()
+    for _ in range(3):
+        worked(economy, CHEAP, "short", tokens=50, accepted=1.0)
+        worked(economy, CHEAP, "long", tokens=2_000, accepted=0.6)
+        worked(economy, DEAR, "long", tokens=2_000, accepted=0.6)
+    assert economy.factor(DEAR) == pytest.approx(economy.factor(CHEAP), rel=0.05)
+    assert economy.acceptance(DEAR) == pytest.approx(economy.acceptance(CHEAP), rel=0.05)
+    for _ in range(3):
+        worked(economy, DEAR, "long", tokens=3_000, accepted=0.3)  # now it is dearer for the same
+    assert economy.factor(DEAR) > 1.5 * economy.factor(CHEAP)
+
+
+def test_old_evidence_weighs_less_and_less_however_long_it_goes_on() -> None:
+    """Also where weights are scaled down: an answer weighs half after five hundred others."""
+    economy = EndpointEconomy()
+    for _ in range(210):
+        worked(economy, CHEAP, "b3", tokens=100, accepted=1.0)
+        worked(economy, DEAR, "b3", tokens=100, accepted=1.0)
+    for _ in range(5):
+        worked(economy, CHEAP, "b3", tokens=100, accepted=0.0)
+    costs = {item.key: item for item in economy.costs()}
+    assert costs[CHEAP].answers == pytest.approx(500 / log(2), rel=0.01)
+    assert economy.acceptance(CHEAP) == pytest.approx(0.5, abs=0.02)
+    assert economy.acceptance(DEAR) > 0.95
+
+
+def test_an_account_for_every_request_does_not_fill_the_memory() -> None:
+    economy = EndpointEconomy()
+    for number in range(1_000):
+        answered(economy, CHEAP, listed_pusd=100, billed_pusd=100, account=f"user-{number}")
+        economy.judged(CHEAP, account=f"user-{number}", accepted=True)
+    (sums,) = economy._sums.values()
+    assert len(sums.shares) < 100
+    assert economy.usual_output_tokens("m/x", "user-999") == 100
+    assert economy.factor(CHEAP) == pytest.approx(1.0, rel=0.1)
 
 
 @given(
@@ -166,7 +232,7 @@ def test_factors_stay_positive_and_finite_whatever_is_learnt(
     for tag, expected, billed, accepted in events:
         key = EndpointKey("m/x", tag)
         answered(economy, key, listed_pusd=expected, billed_pusd=billed)
-        economy.judged(key, accepted=accepted)
+        economy.judged(key, account="", accepted=accepted)
         assert 0 <= economy.factor(key) < float("inf")
         assert 0 < economy.acceptance(key) <= 1
     for item in economy.costs():

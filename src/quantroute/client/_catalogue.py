@@ -19,6 +19,7 @@ from quantroute.client._replay import demands_reasoning, lacks_reasoning
 from quantroute.clock import Clock
 from quantroute.domain import Endpoint, EndpointKey, Provider, Sampling
 from quantroute.errors import NoEligibleEndpoint, RegistryError
+from quantroute.ledger import Account
 from quantroute.policy import BoundPolicy, ExclusionPolicy, Precision, pinned_preferences
 from quantroute.pricing import Quote
 from quantroute.registry import EndpointList, ProviderRegistry
@@ -139,7 +140,7 @@ class Catalogue:
         if not offers.quotes:
             raise NoEligibleEndpoint(model=request.model, reasons=offers.bound.reasons())
         input_tokens = input_bound_tokens(request.messages)
-        usual_tokens = self.economy.usual_output_tokens(request.model)
+        usual_tokens = self.economy.usual_output_tokens(request.model, request.account)
         if usual_tokens is None:
             usual_tokens = int(request.max_output_tokens * _EXPECTED_SHARE)
         found = []
@@ -218,7 +219,9 @@ class Catalogue:
                 costs[endpoint.key] += dearest
         return costs
 
-    def learn(self, offers: Offers, candidate: Candidate, answer: Answer) -> None:
+    def learn(
+        self, offers: Offers, candidate: Candidate, answer: Answer, *, account: Account
+    ) -> None:
         """Note what an answer cost and how long it was, for the ranking of the next candidates.
 
         One without usage tells nothing; one without a bill yet counts as the list has it.
@@ -232,6 +235,7 @@ class Catalogue:
             )
         self.economy.answered(
             answer.provenance.endpoint.key,
+            account=account,
             input_pusd=quote.cost_pusd(input_tokens=usage.input_tokens, output_tokens=0),
             pusd_per_output_token=float(quote.output_pusd),
             output_tokens=usage.output_tokens,

@@ -379,13 +379,14 @@ class Client:
         offers = await self._opened().catalogue.offers(model, sampling or Sampling())
         return offers.cheapest
 
-    def judged(self, endpoint: EndpointKey, *, accepted: bool) -> None:
+    def judged(self, endpoint: EndpointKey, *, accepted: bool, account: Account = ROOT) -> None:
         """Tell what became of an answer from `endpoint`: whether it is one that was wanted.
 
         Routing then prefers endpoints by the cost of an accepted row, not of an attempt. Optional:
-        without it only bills are compared. About a microsecond.
+        without it only bills are compared. `account` is that of the request: answers are compared
+        with others to the same account, as those to another may be harder. About a microsecond.
         """
-        self._opened().catalogue.economy.judged(endpoint, accepted=accepted)
+        self._opened().catalogue.economy.judged(endpoint, account=account, accepted=accepted)
 
     def endpoint_costs(self) -> tuple[EndpointCost, ...]:
         """What routing has learnt of each endpoint that answered: spend and acceptance."""

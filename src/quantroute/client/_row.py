@@ -155,7 +155,9 @@ class RowRun:
                 listed_at_s=offers.listing.fetched_at_s,
                 attempt=self._attempts,
             )
-            self.engine.catalogue.learn(offers, lease.candidate, answer)
+            self.engine.catalogue.learn(
+                offers, lease.candidate, answer, account=self.request.account
+            )
             answered = await self._settle_answer(answer, entry_id, settlement)
             self._tell(lease, outcome, settlement, answer=answer)
             return answered

@@ -76,8 +76,8 @@ class ChatClient(Protocol):
     ) -> Mix | None:
         """Use the cheapest endpoints that together are so fast; asked for with a deadline only."""
 
-    def judged(self, endpoint: EndpointKey, *, accepted: bool) -> None:
-        """Hear whether an answer from `endpoint` is one that was wanted."""
+    def judged(self, endpoint: EndpointKey, *, accepted: bool, account: Account) -> None:
+        """Hear whether an answer from `endpoint` to `account` is one that was wanted."""
 
 
 def account_of(config: RunConfig, dataset: str) -> Account:
@@ -110,10 +110,12 @@ class Conversation:
     reserve: StatisticalReserve | None = None
     done: StoredRow | None = None
     redo: Set[RowClass] = frozenset()
+    _account: Account = field(init=False)
     _chain: list[TurnRecord] = field(default_factory=list, init=False)
     _cut_at_tokens: int | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
+        self._account = account_of(self.config, self.row.prompt.dataset)
         if self.done is not None:
             keep = self.config.continue_after - self.redo
             self._chain.extend(takewhile(lambda turn: turn.row_class in keep, self.done.turns))
@@ -171,7 +173,7 @@ class Conversation:
             messages=messages,
             max_output_tokens=limit_tokens,
             sampling=self.config.sampling,
-            account=account_of(self.config, self.row.prompt.dataset),
+            account=self._account,
             request_id=f"{self.row.key[:12]}/{turn}",
             is_streamed=self.config.is_streamed,
         )
@@ -190,9 +192,7 @@ class Conversation:
         input_tokens = input_bound_tokens(messages)
         if self.limits.is_plenty_for(input_tokens):
             return self.limits.full_tokens
-        *above, own = map(
-            self.client.ledger.balance, lineage(account_of(self.config, self.row.prompt.dataset))
-        )
+        *above, own = map(self.client.ledger.balance, lineage(self._account))
         return self.limits.choose(
             quote=await self.client.quote(self.config.model, self.config.sampling),
             input_tokens=input_tokens,
@@ -250,7 +250,11 @@ class Conversation:
         self._cut_at_tokens = None
         # Not told of answers that a limit of ours has cut: that is no fault of the endpoint.
         self.on_verdict(record)
-        self.client.judged(answer.provenance.endpoint.key, accepted=record.row_class is _GOOD)
+        self.client.judged(
+            answer.provenance.endpoint.key,
+            accepted=record.row_class is _GOOD,
+            account=self._account,
+        )
         self._chain.append(record)
         state = self._state()
         row_class = self._row_class() if state is _FINISHED else None

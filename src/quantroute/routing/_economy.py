@@ -6,9 +6,11 @@ A price list says what an attempt costs. What a run wants to know is
 
 where *spend* is what was billed per dollar that the price list makes us expect (longer answers,
 attempts that cost money and gave nothing) and *acceptance* the share of answers that were taken.
-What to expect is reckoned with the mean length of all answers so far, old evidence too: were each
-answer compared with what one expected when it was sent, an endpoint that was asked while the guess
-was too long would look cheap for a thousand answers.
+What to expect is reckoned per kind of work (the account that pays: a dataset), with the mean length
+and the acceptance of its answers so far, wherever they came from and old evidence too. Were all
+answers in one heap, an endpoint that was given the short dataset would look cheap, and one with the
+hard dataset bad; were each answer compared with what one expected when it was sent, an endpoint
+that was asked while the guess was too long would look cheap for a thousand answers.
 Both are shrunk towards what all endpoints together show, by as much as `PRIOR_ANSWERS` answers
 weigh: a new endpoint counts as average, one bad row does not condemn it, and a fault of the prompts
 (every endpoint truncates alike) moves the prior instead of punishing whoever was asked first.
@@ -20,6 +22,7 @@ request goes to one that is cheaper by its list, and shows whether it has recove
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -39,10 +42,17 @@ HALF_LIFE_ANSWERS: Final = 500.0
 PROBE_EVERY: Final = 50
 #: The mean length of answers follows so many of the last ones.
 _LENGTHS: Final = 200
+#: Kinds of work that are told apart; for all further ones one mean serves.
+_MOST_KINDS: Final = 64
+_ALL_KINDS: Final = ""
 #: The pool moves slowly: it is looked at again after so many observations.
 _POOL_EVERY: Final = 64
+#: Of a kind of work hardly anything is assumed: all that did it are measured by it alike.
+_PRIOR_OF_KIND: Final = 1.0
 _LEAST_ACCEPTANCE: Final = 0.01
-_KEPT_PER_ANSWER: Final = 0.5 ** (1.0 / HALF_LIFE_ANSWERS)
+#: Instead of making all old evidence weigh less, each new answer weighs so much more.
+_GROWTH_PER_ANSWER: Final = 2.0 ** (1.0 / HALF_LIFE_ANSWERS)
+_HEAVIEST: Final = 2.0**40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,27 +73,57 @@ class EndpointCost:
 
 
 @dataclass(slots=True)
-class _Sums:
-    """Faded sums; of answers, of verdicts, of pico-dollars."""
+class _Share:
+    """What one endpoint did of one kind of work; weighted sums."""
 
-    answers: float = 0.0
     input_pusd: float = 0.0
     pusd_per_output_token: float = 0.0
+    judged: float = 0.0
+    accepted: float = 0.0
+
+
+@dataclass(slots=True)
+class _Sums:
+    """What one endpoint did: weighted sums of answers, of verdicts, of pico-dollars."""
+
+    weight: float = 1.0  # of the next answer
+    answers: float = 0.0
     billed_pusd: float = 0.0
     failures: float = 0.0
     judged: float = 0.0
     accepted: float = 0.0
+    shares: dict[str, _Share] = field(default_factory=dict)
     factor: float = 1.0
     is_stale: bool = True
 
-    def expected_pusd(self, output_tokens: float) -> float:
-        """What the price list lets one expect of these answers, were each so long."""
-        return self.input_pusd + output_tokens * self.pusd_per_output_token
+    def share(self, kind: str) -> _Share:
+        found = self.shares.get(kind)
+        if found is None:
+            found = self.shares[kind] = _Share()
+        return found
+
+    def age(self) -> None:
+        """Another answer is in: all that came before weighs a little less, beside the next."""
+        self.weight *= _GROWTH_PER_ANSWER
+        if self.weight < _HEAVIEST:
+            return
+        scale = 1.0 / self.weight
+        self.weight = 1.0
+        self.answers *= scale
+        self.billed_pusd *= scale
+        self.failures *= scale
+        self.judged *= scale
+        self.accepted *= scale
+        for share in self.shares.values():
+            share.input_pusd *= scale
+            share.pusd_per_output_token *= scale
+            share.judged *= scale
+            share.accepted *= scale
 
 
 @dataclass(slots=True)
 class _Length:
-    """The mean length of the answers of one model; the last `_LENGTHS` count."""
+    """The mean length of answers; the last `_LENGTHS` count."""
 
     answers: int = 0
     mean_tokens: float = 0.0
@@ -94,13 +134,45 @@ class _Length:
 
 
 @dataclass(slots=True)
+class _Kinds:
+    """What is usual for one model: in all, and of each kind of work.
+
+    Attributes: `ease` is the acceptance of a kind beside that of all the model's answers.
+    """
+
+    lengths: dict[str, _Length] = field(default_factory=lambda: {_ALL_KINDS: _Length()})
+    ease: dict[str, float] = field(default_factory=dict)
+
+    def name_of(self, account: str) -> str:
+        """The kind under which the work of an account is kept."""
+        if account in self.lengths:
+            return account
+        if len(self.lengths) > _MOST_KINDS:
+            return _ALL_KINDS
+        self.lengths[account] = _Length()
+        return account
+
+    def learn_length(self, kind: str, tokens: int) -> None:
+        self.lengths[_ALL_KINDS].learn(tokens)
+        if kind != _ALL_KINDS:
+            self.lengths[kind].learn(tokens)
+
+    def mean_tokens(self, account: str) -> float | None:
+        """Of the account's own answers, else of all; None before the first."""
+        length = self.lengths.get(account)
+        if length is None or not length.answers:
+            length = self.lengths[_ALL_KINDS]
+        return length.mean_tokens if length.answers else None
+
+
+@dataclass(slots=True)
 class EndpointEconomy:
     """Learns per endpoint and orders candidates by the expected cost of one accepted row."""
 
     observations: int = field(default=0, init=False)
     """Grows with everything that is learnt: factors are the same while it is."""
     _sums: dict[EndpointKey, _Sums] = field(default_factory=dict, init=False)
-    _lengths: dict[str, _Length] = field(default_factory=dict, init=False)
+    _kinds: dict[str, _Kinds] = field(default_factory=dict, init=False)
     _pooled_spend: float = field(default=1.0, init=False)
     _pooled_acceptance: float = field(default=PRIOR_ACCEPTANCE, init=False)
     _mean_expected_pusd: float = field(default=0.0, init=False)
@@ -113,6 +185,7 @@ class EndpointEconomy:
         self,
         key: EndpointKey,
         *,
+        account: str,
         input_pusd: int,
         pusd_per_output_token: float,
         output_tokens: int,
@@ -121,52 +194,58 @@ class EndpointEconomy:
         """An answer was paid for.
 
         Args:
+            account: who pays; answers to one account are alike, wherever they come from.
             input_pusd: what its prompt costs there by the price list, fees included.
             pusd_per_output_token: the list price of what it wrote.
         """
-        self._length_of(key.model).learn(output_tokens)
-        sums = self._of(key)
-        sums.answers = sums.answers * _KEPT_PER_ANSWER + 1.0
-        sums.input_pusd = sums.input_pusd * _KEPT_PER_ANSWER + input_pusd
-        sums.pusd_per_output_token = (
-            sums.pusd_per_output_token * _KEPT_PER_ANSWER + pusd_per_output_token
-        )
-        sums.billed_pusd = sums.billed_pusd * _KEPT_PER_ANSWER + billed_pusd
-        sums.failures *= _KEPT_PER_ANSWER
+        sums, kinds = self._of(key), self._kinds_of(key.model)
+        kind = kinds.name_of(account)
+        kinds.learn_length(kind, output_tokens)
+        sums.age()
+        share, weight = sums.share(kind), sums.weight
+        share.input_pusd += weight * input_pusd
+        share.pusd_per_output_token += weight * pusd_per_output_token
+        sums.answers += weight
+        sums.billed_pusd += weight * billed_pusd
         self._learnt(sums)
 
     def wasted(self, key: EndpointKey, *, billed_pusd: int) -> None:
         """An attempt cost money, or may have, and gave nothing."""
         sums = self._of(key)
-        sums.billed_pusd += billed_pusd
-        sums.failures += 1.0
+        sums.billed_pusd += sums.weight * billed_pusd
+        sums.failures += sums.weight
         self._learnt(sums)
 
-    def judged(self, key: EndpointKey, *, accepted: bool) -> None:
+    def judged(self, key: EndpointKey, *, account: str, accepted: bool) -> None:
         """An answer was looked at, and taken or not."""
         sums = self._of(key)
-        sums.judged = sums.judged * _KEPT_PER_ANSWER + 1.0
-        sums.accepted = sums.accepted * _KEPT_PER_ANSWER + accepted
+        share = sums.share(self._kinds_of(key.model).name_of(account))
+        weight, taken = sums.weight, sums.weight * accepted
+        share.judged += weight
+        share.accepted += taken
+        sums.judged += weight
+        sums.accepted += taken
         self._learnt(sums)
 
     # -- what follows from it ---------------------------------------------------------------------
 
-    def usual_output_tokens(self, model: str) -> int | None:
-        """Tokens of an answer of this model, in the mean; None before the first."""
-        length = self._lengths.get(model)
-        return int(length.mean_tokens) if length is not None and length.answers else None
+    def usual_output_tokens(self, model: str, account: str) -> int | None:
+        """Tokens of an answer to this account, in the mean; of any while it has none; or None."""
+        kinds = self._kinds.get(model)
+        tokens = kinds.mean_tokens(account) if kinds is not None else None
+        return None if tokens is None else int(tokens)
 
     def factor(self, key: EndpointKey) -> float:
         """Cost of one accepted row there, per expected cost of one attempt."""
         sums = self._of(key)
         if sums.is_stale:
-            sums.factor = self._spend(key, sums) / self._acceptance(sums)
+            sums.factor = self._spend(key, sums) / self._acceptance(key, sums)
             sums.is_stale = False
         return sums.factor
 
     def acceptance(self, key: EndpointKey) -> float:
-        """Probability that the next answer from there is accepted."""
-        return self._acceptance(self._of(key))
+        """Probability that an answer from there to usual work is accepted."""
+        return min(1.0, self._acceptance(key, self._of(key)))
 
     def ordered(self, candidates: Iterable[Candidate]) -> tuple[Candidate, ...]:
         """By preference; now and then with one to probe in front."""
@@ -181,11 +260,11 @@ class EndpointEconomy:
         return tuple(
             EndpointCost(
                 key=key,
-                answers=sums.answers,
-                judged=sums.judged,
+                answers=sums.answers / sums.weight,
+                judged=sums.judged / sums.weight,
                 spend=self._spend(key, sums),
-                acceptance=self._acceptance(sums),
-                failures=sums.failures / sums.answers if sums.answers else sums.failures,
+                acceptance=self.acceptance(key),
+                failures=sums.failures / (sums.answers or sums.weight),
                 factor=self.factor(key),
             )
             for key, sums in sorted(self._sums.items())
@@ -207,16 +286,30 @@ class EndpointEconomy:
         return (chosen, *(item for item in found if item is not chosen))
 
     def _spend(self, key: EndpointKey, sums: _Sums) -> float:
-        prior_pusd = PRIOR_ANSWERS * (self._mean_expected_pusd or 1.0)
+        prior_pusd = sums.weight * PRIOR_ANSWERS * (self._mean_expected_pusd or 1.0)
         billed = sums.billed_pusd + prior_pusd * self._pooled_spend
         return billed / (self._expected_pusd(key, sums) + prior_pusd)
 
-    def _expected_pusd(self, key: EndpointKey, sums: _Sums) -> float:
-        return sums.expected_pusd(self._length_of(key.model).mean_tokens)
+    def _acceptance(self, key: EndpointKey, sums: _Sums) -> float:
+        """Accepted per answer, of work as easy as all of the model's; above one if it got harder
+        work and all of that was accepted.
+        """
+        prior = sums.weight * PRIOR_ANSWERS
+        accepted = sums.accepted + prior * self._pooled_acceptance
+        return max(_LEAST_ACCEPTANCE, accepted / (self._eased(key, sums) + prior))
 
-    def _acceptance(self, sums: _Sums) -> float:
-        accepted = sums.accepted + PRIOR_ANSWERS * self._pooled_acceptance
-        return max(_LEAST_ACCEPTANCE, accepted / (sums.judged + PRIOR_ANSWERS))
+    def _expected_pusd(self, key: EndpointKey, sums: _Sums) -> float:
+        """What the price list lets one expect, each answer as long as is usual for its kind."""
+        kinds = self._kinds_of(key.model)
+        return sum(
+            share.input_pusd + share.pusd_per_output_token * (kinds.mean_tokens(kind) or 0.0)
+            for kind, share in sums.shares.items()
+        )
+
+    def _eased(self, key: EndpointKey, sums: _Sums) -> float:
+        """Its answers, each counted by how easily its kind is accepted."""
+        ease = self._kinds_of(key.model).ease
+        return sum(share.judged * ease.get(kind, 1.0) for kind, share in sums.shares.items())
 
     def _of(self, key: EndpointKey) -> _Sums:
         sums = self._sums.get(key)
@@ -224,11 +317,11 @@ class EndpointEconomy:
             sums = self._sums[key] = _Sums()
         return sums
 
-    def _length_of(self, model: str) -> _Length:
-        length = self._lengths.get(model)
-        if length is None:
-            length = self._lengths[model] = _Length()
-        return length
+    def _kinds_of(self, model: str) -> _Kinds:
+        kinds = self._kinds.get(model)
+        if kinds is None:
+            kinds = self._kinds[model] = _Kinds()
+        return kinds
 
     def _learnt(self, sums: _Sums) -> None:
         sums.is_stale = True
@@ -242,23 +335,54 @@ class EndpointEconomy:
         same beyond `PRIOR_ANSWERS`, so that one with most of the traffic is not its own yardstick.
         """
         self._until_pool = _POOL_EVERY
-        spend = acceptance = PRIOR_ANSWERS
-        acceptance *= PRIOR_ACCEPTANCE
-        spend_weight = acceptance_weight = PRIOR_ANSWERS
+        spend = _Pool(1.0, answers=PRIOR_ANSWERS)
+        overall = _Pool(PRIOR_ACCEPTANCE, answers=PRIOR_ANSWERS)
         expected = answers = 0.0
         for key, sums in self._sums.items():
             sums.is_stale = True
-            expected_there = self._expected_pusd(key, sums)
-            expected += expected_there
-            answers += sums.answers
+            expected_there, answers_there = self._expected_pusd(key, sums), sums.answers
+            expected += expected_there / sums.weight
+            answers += answers_there / sums.weight
             if expected_there:
-                weight = min(sums.answers, PRIOR_ANSWERS)
-                spend += weight * sums.billed_pusd / expected_there
-                spend_weight += weight
+                spend.add(sums.billed_pusd / expected_there, answers_there / sums.weight)
             if sums.judged:
-                weight = min(sums.judged, PRIOR_ANSWERS)
-                acceptance += weight * sums.accepted / sums.judged
-                acceptance_weight += weight
-        self._pooled_spend = spend / spend_weight
-        self._pooled_acceptance = acceptance / acceptance_weight
+                overall.add(sums.accepted / sums.judged, sums.judged / sums.weight)
+        self._pooled_spend, self._pooled_acceptance = spend.mean, overall.mean
         self._mean_expected_pusd = expected / answers if answers else 0.0
+        for model, kinds in self._kinds.items():
+            kinds.ease = self._ease(model)
+
+    def _ease(self, model: str) -> dict[str, float]:
+        pools: defaultdict[str, _Pool] = defaultdict(
+            lambda: _Pool(self._pooled_acceptance, answers=_PRIOR_OF_KIND)
+        )
+        answers: defaultdict[str, float] = defaultdict(float)
+        for key, sums in self._sums.items():
+            if key.model != model:
+                continue
+            for kind, share in sums.shares.items():
+                if share.judged:
+                    judged = share.judged / sums.weight
+                    pools[kind].add(share.accepted / share.judged, judged)
+                    answers[kind] += judged
+        accepted = sum(answers[kind] * pool.mean for kind, pool in pools.items())
+        usual = accepted / sum(answers.values()) if accepted else 1.0
+        return {kind: pool.mean / usual for kind, pool in pools.items()}
+
+
+class _Pool:
+    """A mean over endpoints, beginning with some answers of what is assumed."""
+
+    __slots__ = ("_sum", "_weight")
+
+    def __init__(self, assumed: float, *, answers: float) -> None:
+        self._sum, self._weight = answers * assumed, answers
+
+    def add(self, rate: float, answers: float) -> None:
+        weight = min(answers, PRIOR_ANSWERS)
+        self._sum += weight * rate
+        self._weight += weight
+
+    @property
+    def mean(self) -> float:
+        return self._sum / self._weight
