@@ -98,6 +98,36 @@ async def test_refresh_reads_a_fresh_list_again_and_reports_changes(
     )
 
 
+async def test_who_will_not_wait_has_the_last_list_while_a_new_one_is_read(
+    catalogue: FakeCatalogue, registry: ProviderRegistry, clock: FakeClock
+) -> None:
+    catalogue.say_endpoints(priced("0.1"), priced("0.2"))
+    async with registry:
+        first = await registry.endpoints(MODEL, wait=False)  # there is none yet: waits
+        clock.advance(11.0)
+        catalogue.gate = asyncio.Event()
+        catalogue.arrived.clear()
+        assert await registry.endpoints(MODEL, wait=False) is first
+        await catalogue.arrived.wait()
+        assert await registry.endpoints(MODEL, wait=False) is first
+        catalogue.gate.set()
+        second = await registry.endpoints(MODEL)
+        assert await registry.endpoints(MODEL, wait=False) is second
+    assert [e.pricing.input_usd_per_token for e in second] == [Decimal("0.2")]
+    assert len(catalogue.requests) == 2
+
+
+async def test_after_a_long_silence_everybody_waits_for_a_new_list(
+    catalogue: FakeCatalogue, clock: FakeClock
+) -> None:
+    catalogue.say_endpoints(priced("0.1"), priced("0.2"))
+    async with ProviderRegistry(service=catalogue.service, key=None, clock=clock) as registry:
+        await registry.endpoints(MODEL)
+        clock.advance(3_600.0)
+        listing = await registry.endpoints(MODEL, wait=False)
+    assert [e.pricing.input_usd_per_token for e in listing] == [Decimal("0.2")]
+
+
 async def test_many_callers_share_one_read_and_one_may_leave(
     catalogue: FakeCatalogue, registry: ProviderRegistry
 ) -> None:

@@ -258,7 +258,7 @@ class Catalogue:
     async def _listing(self, model: str, now_s: float) -> EndpointList:
         """The listing; an empty one if it cannot be had and a server of ours has the model."""
         try:
-            listing = await self.registry.endpoints(model)
+            listing = await self.registry.endpoints(model, wait=False)
         except RegistryError as error:
             if not any(item.model == model for item in self.local):
                 raise

@@ -1,9 +1,10 @@
 """Fresh for a while, kept for longer, read once however many ask.
 
-Three tables over one clock: `fresh` answers at once; `kept` is what to fall back on when a read
-fails; `resting` holds the fallback for a short time after a failure, so that two thousand callers
-do not each wait for a service that is down. All three are plain mappings: `cachetools.cached`
-on a coroutine function fails at the second await.
+Four tables over one clock: `fresh` answers at once; `recent` answers those who would rather have
+the last value at once than wait for a new one; `kept` is what to fall back on when a read fails;
+`resting` holds the fallback for a short time after a failure, so that two thousand callers do not
+each wait for a service that is down. All are plain mappings: `cachetools.cached` on a coroutine
+function fails at the second await.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ T = TypeVar("T")
 
 _MOST_ENTRIES: Final = 4096
 _REST_S: Final = 30.0
+#: A read of a service that does not answer takes so long at most: three attempts of half a minute.
+_READING_S: Final = 120.0
 
 
 class FlightCache(Generic[T]):
@@ -45,7 +48,8 @@ class FlightCache(Generic[T]):
             return TTLCache(maxsize=_MOST_ENTRIES, ttl=ttl, timer=clock.now_s)
 
         self._fresh = table(ttl_s)
-        self._kept = table(max(ttl_s, max_stale_s))
+        self._kept = table(longest_s := max(ttl_s, max_stale_s))
+        self._recent = table(min(ttl_s + _READING_S, longest_s))
         self._resting = table(min(ttl_s, _REST_S))
         self._staled = staled
         self._flights: dict[Hashable, asyncio.Task[T | RegistryError]] = {}
@@ -55,10 +59,17 @@ class FlightCache(Generic[T]):
         return self._kept.get(key)
 
     async def get(
-        self, key: Hashable, read: Callable[[], Awaitable[T]], *, refresh: bool = False
+        self,
+        key: Hashable,
+        read: Callable[[], Awaitable[T]],
+        *,
+        refresh: bool = False,
+        wait: bool = True,
     ) -> T:
         """The value of `key`, read now if it is not fresh or `refresh` is set.
 
+        Args:
+            wait: False for the last value meanwhile, if there is a recent one.
         Raises:
             RegistryError: the read failed and nothing usable is kept.
         """
@@ -68,7 +79,10 @@ class FlightCache(Generic[T]):
                 held = self._resting.get(key)
             if held is not None:
                 return held
-        outcome = await self._join(self._flight(key, read))
+        flight = self._flight(key, read)
+        if not (wait or refresh) and (recent := self._recent.get(key)) is not None:
+            return recent
+        outcome = await self._join(flight)
         if isinstance(outcome, RegistryError):
             raise outcome
         return outcome
@@ -112,7 +126,7 @@ class FlightCache(Generic[T]):
         try:
             value = await read()
         except ModelNotListed as error:
-            for table in (self._fresh, self._kept, self._resting):
+            for table in (self._fresh, self._recent, self._kept, self._resting):
                 table.pop(key, None)
             return error
         except RegistryError as error:
@@ -120,8 +134,8 @@ class FlightCache(Generic[T]):
             if kept is None:
                 return error
             # `kept` keeps the original: the next comparison is with what was really read.
-            self._resting[key] = stale = self._staled(kept, error)
+            self._resting[key] = self._recent[key] = stale = self._staled(kept, error)
             return stale
-        self._fresh[key] = self._kept[key] = value
+        self._fresh[key] = self._recent[key] = self._kept[key] = value
         self._resting.pop(key, None)
         return value

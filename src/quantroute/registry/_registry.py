@@ -70,7 +70,7 @@ class ProviderRegistry:
         *,
         service: Service | None = None,
         key: EnvKey | None = _DEFAULT_KEY,
-        ttl_s: float = 300.0,
+        ttl_s: float = 60.0,
         max_stale_s: float = 86_400.0,
         timeout_s: float = 30.0,
         clock: Clock | None = None,
@@ -156,7 +156,9 @@ class ProviderRegistry:
 
     # -- reading ----------------------------------------------------------------------------------
 
-    async def endpoints(self, model: str, *, refresh: bool = False) -> EndpointList:
+    async def endpoints(
+        self, model: str, *, refresh: bool = False, wait: bool = True
+    ) -> EndpointList:
         """The endpoints of `model`; the same object until it is read again.
 
         An empty list is an answer: the model is known and nobody serves it now. A dated id or a
@@ -165,10 +167,12 @@ class ProviderRegistry:
 
         Args:
             refresh: read now, whatever is cached.
+            wait: False for the last list at once, while a new one is being read: for callers whom
+                a slow service must not hold up. After a long silence it is waited for all the same.
         Raises:
             RegistryError: the list cannot be had and no usable one is cached.
         """
-        return (await self._endpoints(model, refresh=refresh)).value
+        return (await self._endpoints(model, refresh=refresh, wait=wait)).value
 
     async def models(self, query: ModelQuery | None = None, *, refresh: bool = False) -> ModelList:
         """The models that `query` asks for; all that give text by default.
@@ -231,7 +235,9 @@ class ProviderRegistry:
 
     # -- one cached read of each kind -------------------------------------------------------------
 
-    async def _endpoints(self, model: str, *, refresh: bool) -> _Held[EndpointList]:
+    async def _endpoints(
+        self, model: str, *, refresh: bool, wait: bool = True
+    ) -> _Held[EndpointList]:
         self._check_open()
         if not _MODEL_ID.fullmatch(model) or not {".", ".."}.isdisjoint(model.split("/")):
             raise RegistryError(
@@ -248,7 +254,9 @@ class ProviderRegistry:
             return _Held(listing, reading.body)
 
         try:
-            return await self._lists.get(model, read, refresh=refresh and self._source.is_live)
+            return await self._lists.get(
+                model, read, refresh=refresh and self._source.is_live, wait=wait
+            )
         except ModelNotListed as error:
             hint = self._hint(model) if self._source.is_live else ""
             raise ModelNotListed(f"{error}{hint}") from None
