@@ -7,7 +7,6 @@ import os
 import random
 import resource
 import signal
-import sqlite3
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -49,6 +48,7 @@ from quantroute.generation import (
 )
 from quantroute.ledger import ROOT, Account, BudgetLedger
 from quantroute.money import NO_CAP
+from sqlite_support import database
 
 LENGTH = "length"
 
@@ -572,12 +572,11 @@ async def test_cancelled_at_any_moment_every_row_ends_up_there_once(
     assert len({row.key for row in rows}) == len(rows) == 30
     for row in rows:
         assert [turn.content for turn in row.turns] == [f" re: {text}" for text in row.prompt.turns]
-    with sqlite3.connect(path) as connection:
+    with database(path) as connection:
         (turns,) = connection.execute("SELECT count(*) FROM generation_turns").fetchone()
         (entries,) = connection.execute(
             "SELECT count(DISTINCT entry_id) FROM generation_turns"
         ).fetchone()
-    connection.close()
     assert posted == turns == entries == 60
 
 

@@ -24,6 +24,7 @@ from quantroute.generation._rows import RowStore
 from quantroute.generation._schema import NEW_ROW_COLUMNS, TURN_COLUMNS, create_tables
 from quantroute.ledger import Basis, BudgetLedger, Charge, EntryId
 from quantroute.storage import MEMORY, Work
+from sqlite_support import database
 
 CHARGE = Charge(amount_pusd=3, basis=Basis.REPORTED)
 
@@ -104,7 +105,7 @@ def test_tables_are_those_of_one_at_a_time(
         else:
             await rows._store.submit(answer(rows, row, record))
 
-    with sqlite3.connect(MEMORY) as connection:
+    with database(MEMORY) as connection:
         create_tables(connection, path="")
         for row, kind, record_ in (step for batch in work for step in batch):
             if kind == "failure":
@@ -114,7 +115,6 @@ def test_tables_are_those_of_one_at_a_time(
                 row_class = record_.row_class if record_.turn else None
                 append_turn(connection, 1, row, record_, state=state, row_class=row_class)
         expected = stored(connection)
-    connection.close()
     assert asyncio.run(together()) == expected
 
 

@@ -27,6 +27,7 @@ from quantroute.ledger import ROOT, Account, Basis, BudgetLedger, Charge
 from quantroute.ledger._statement import StatementLine, read_statement, replayed_statement
 from quantroute.money import NO_CAP
 from quantroute.pricing import TokenUsage
+from sqlite_support import database
 
 DOLLAR = 10**12
 
@@ -205,9 +206,8 @@ def test_cancelling_at_any_moment_leaks_nothing(seed: int) -> None:
 class TestFiles:
     async def test_another_programs_database_is_refused(self, tmp_path: Path) -> None:
         path = tmp_path / "other.sqlite"
-        with sqlite3.connect(path) as connection:
+        with database(path) as connection:
             connection.execute("CREATE TABLE t (x)")
-        connection.close()
         with pytest.raises(JournalError, match="another program"):
             async with BudgetLedger.open(path, cap="1"):
                 pass
@@ -223,9 +223,8 @@ class TestFiles:
         path = tmp_path / "l.sqlite"
         async with BudgetLedger.open(path, cap="1"):
             pass
-        with sqlite3.connect(path) as connection:
+        with database(path) as connection:
             connection.execute("PRAGMA user_version=99")
-        connection.close()
         with pytest.raises(JournalError, match="upgrade"):
             async with BudgetLedger.open(path, cap="1"):
                 pass
@@ -234,9 +233,8 @@ class TestFiles:
         path = tmp_path / "l.sqlite"
         async with BudgetLedger.open(path, cap="1") as ledger:
             await ledger.post(await ledger.reserve(10), charge(7))
-        with sqlite3.connect(path) as connection:
+        with database(path) as connection:
             connection.execute("UPDATE accounts SET posted_pusd = 1")
-        connection.close()
         async with BudgetLedger.open(path) as ledger:
             with pytest.raises(JournalError, match="differ"):
                 await ledger.verify()
@@ -397,7 +395,7 @@ async def test_kept_sums_change_no_statement(
                     await ledger.post(entry, charge(number))
             await ledger.verify()
             before = await ledger.statement()
-        with sqlite3.connect(path) as file:
+        with database(path) as file:
             upto = file.execute("SELECT seq = (SELECT max(seq) FROM journal) FROM statement_upto")
             assert upto.fetchall() == [(1,)]
             assert read_statement(file) == before == replayed_statement(file)
@@ -409,7 +407,7 @@ async def test_kept_sums_that_differ_from_the_journal_are_noticed(tmp_path: Path
     async with BudgetLedger.open(path, cap="1") as ledger:
         entry = await ledger.reserve(100, endpoint="x/y")
         await ledger.post(entry, charge(7))
-    with sqlite3.connect(path) as file:
+    with database(path) as file:
         file.execute("UPDATE statement_sums SET posted_pusd = 8")
     async with BudgetLedger.open(path) as ledger:
         with pytest.raises(JournalError, match="the statement kept beside the journal"):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import signal
-import sqlite3
 import subprocess
 import sys
 import textwrap
@@ -22,6 +21,7 @@ from quantroute.errors import (
 from quantroute.ledger import ROOT, Account, Basis, BudgetLedger, Charge, EntryId, _waiting
 from quantroute.money import MAX_AMOUNT_PUSD, NO_CAP
 from quantroute.pricing import TokenUsage
+from sqlite_support import database
 
 TEN = "0.000000000010"  # a cap of ten pico-dollars: amounts in these tests are small integers
 
@@ -276,9 +276,8 @@ async def test_an_unknown_record_in_the_journal_is_a_journal_error(tmp_path: Pat
     path = tmp_path / "l.sqlite"
     async with BudgetLedger.open(path, cap="1"):
         pass
-    with sqlite3.connect(path) as connection:
+    with database(path) as connection:
         connection.execute("INSERT INTO journal (at_s, kind) VALUES (1, 'refunded')")
-    connection.close()
     async with BudgetLedger.open(path) as ledger:
         with pytest.raises(JournalError, match="journal record 2"):
             await ledger.verify()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import shutil
-import sqlite3
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from quantroute.errors import DatasetError, JournalError
 from quantroute.generation import Onlooker, RowClass, RunLook, merged_looks
 from quantroute.report import RunWatcher, run_page
 from quantroute.storage import FileLock
+from sqlite_support import database
 
 
 def fresh_look(folder: Path) -> RunLook:
@@ -48,7 +48,7 @@ def test_looking_on_while_rows_are_redone(run_folder: Path) -> None:
     cut = sum(item.rows for item in before.counts if item.row_class is RowClass.TRUNCATED)
     assert cut
     store = run_folder / "run.sqlite"
-    with sqlite3.connect(store) as writer:  # one truncated answer is had again, whole
+    with database(store) as writer:  # one truncated answer is had again, whole
         (row_id,) = writer.execute(
             "SELECT row_id FROM generation_rows WHERE row_class = 'truncated' LIMIT 1"
         ).fetchone()
@@ -61,7 +61,6 @@ def test_looking_on_while_rows_are_redone(run_folder: Path) -> None:
             (row_id,),
         )
         writer.execute("UPDATE generation_rows SET row_class = 'good' WHERE row_id = ?", (row_id,))
-    writer.close()
 
     after = onlooker.look()
 
@@ -76,12 +75,11 @@ def test_looking_on_while_rows_are_redone(run_folder: Path) -> None:
 
 
 def test_a_pause_between_two_starts_is_cut_out(run_folder: Path) -> None:
-    with sqlite3.connect(run_folder / "run.sqlite") as writer:
+    with database(run_folder / "run.sqlite") as writer:
         (half,) = writer.execute("SELECT max(seq) / 2 FROM journal").fetchone()
         # All that was open at that moment is closed by then, as at the end of a start.
         writer.execute("DELETE FROM journal WHERE kind = 'reserved' AND seq <= ?", (half,))
         writer.execute("UPDATE journal SET at_s = at_s + 86400 WHERE seq > ?", (half,))
-    writer.close()
     watcher = RunWatcher(run_folder, [run_folder / "run.sqlite"], run_folder.name)
     page = run_page(watcher.picture(at=dt.datetime.now(dt.UTC)))
     assert "Dashed upright lines are pauses left out." in page
@@ -115,7 +113,7 @@ def test_a_run_in_shards_is_shown_as_one(run_folder: Path, tmp_path: Path) -> No
 def test_other_names_and_other_files_are_said(run_folder: Path) -> None:
     store = run_folder / "run.sqlite"
     assert Onlooker(store, "another").look().run.name == run_folder.name  # a folder was renamed
-    with sqlite3.connect(store) as writer:
+    with database(store) as writer:
         writer.execute(
             "INSERT INTO generation_runs SELECT 7, 'second', created_at_s FROM generation_runs"
         )
@@ -123,11 +121,9 @@ def test_other_names_and_other_files_are_said(run_folder: Path) -> None:
             "INSERT INTO generation_configs SELECT 7, config_hash, config, since_s "
             "FROM generation_configs LIMIT 1"
         )
-    writer.close()
     with pytest.raises(DatasetError, match=r"known: .*second"):
         Onlooker(store, "another").look()
-    with sqlite3.connect(store) as writer:
+    with database(store) as writer:
         writer.execute("PRAGMA user_version = 99")
-    writer.close()
     with pytest.raises(JournalError, match="newer quantroute"):
         Onlooker(store).look()

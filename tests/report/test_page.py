@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 import re
-import sqlite3
 import urllib.parse
 from html.parser import HTMLParser
 from pathlib import Path
@@ -18,6 +17,7 @@ from browser_support import needs_browser, opened_tab
 from cli_support import quantroute
 from quantroute.money import format_usd
 from quantroute.report import Picture, RunWatcher, run_page
+from sqlite_support import database
 
 AT = dt.datetime(2026, 11, 30, 12, tzinfo=dt.UTC)
 EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'><svg/onload=alert(3)>\ud800\u202e"
@@ -112,12 +112,11 @@ def test_the_page_is_whole_and_asks_for_nothing(run_folder: Path) -> None:
 
 def test_hostile_text_stays_text(run_folder: Path) -> None:
     evil = EVIL.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
-    with sqlite3.connect(run_folder / "run.sqlite") as store:
+    with database(run_folder / "run.sqlite") as store:
         store.execute("UPDATE generation_turns SET endpoint = ?", (evil,))
         store.execute("UPDATE generation_rows SET dataset = ?", (evil,))
         store.execute("UPDATE journal SET endpoint = ? WHERE kind = 'posted'", (evil,))
         store.execute("UPDATE generation_runs SET name = ?", (evil,))
-    store.close()
     facts = json.loads((run_folder / "facts.json").read_text())
     for verdict in facts["verdicts"]:
         verdict.update(endpoint=EVIL, provider=EVIL, reasons=[EVIL], evidence=EVIL, native=EVIL)
@@ -269,7 +268,8 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "run.sqlite").write_text("no database at all, but long enough to look at" * 50)
     assert quantroute("report", tmp_path).code == 7
     (tmp_path / "run.sqlite").unlink()
-    sqlite3.connect(tmp_path / "run.sqlite").execute("CREATE TABLE other (x)").connection.close()
+    with database(tmp_path / "run.sqlite") as store:
+        store.execute("CREATE TABLE other (x)")
     ended = quantroute("report", tmp_path)
     assert ended.code == 7
     assert "not a file of quantroute" in ended.err

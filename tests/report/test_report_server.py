@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 import signal
-import sqlite3
 from pathlib import Path
 
 import aiohttp
@@ -15,6 +14,7 @@ from browser_support import needs_browser, opened_tab
 from cli_support import start
 from quantroute.errors import ConfigurationError, DatasetError
 from quantroute.report import ReportServer, RunWatcher
+from sqlite_support import database
 
 
 def watcher_of(folder: Path) -> RunWatcher:
@@ -101,10 +101,9 @@ async def test_the_page_follows_the_run(run_folder: Path, tmp_path: Path) -> Non
     ):
         await tab.visit(server.url)
         await tab.evaluate("document.querySelector('details').open = true")
-        with sqlite3.connect(run_folder / "run.sqlite") as store:
+        with database(run_folder / "run.sqlite") as store:
             store.execute("UPDATE accounts SET posted_pusd = 654321000000 WHERE path = ''")
             store.execute("INSERT INTO journal (at_s, kind) VALUES (0, 'noted')")
-        store.close()
         server._due_s = 0.0
         async with asyncio.timeout(20):
             shows = (

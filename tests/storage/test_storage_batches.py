@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from property_support import examples
 from quantroute.storage import MEMORY, Schema, SqliteStore, Work, insert_rows
+from sqlite_support import database
 
 SCHEMA = Schema(
     application_id=0x51525432,
@@ -29,11 +30,10 @@ def stored(connection: sqlite3.Connection) -> list[tuple[str, int]]:
 def test_rows_are_written_once_each_and_in_order(count: int) -> None:
     """Whatever sizes of statements they are cut into."""
     rows = [(f"w{number}", number) for number in range(count)]
-    with sqlite3.connect(MEMORY) as connection:
+    with database(MEMORY) as connection:
         connection.execute(SCHEMA.script)
         insert_rows(connection, "INSERT INTO items (word, size) VALUES", rows)
         assert stored(connection) == rows
-    connection.close()
 
 
 @dataclass

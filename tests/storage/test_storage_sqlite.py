@@ -12,6 +12,7 @@ import pytest
 
 from quantroute.errors import JournalError
 from quantroute.storage import MEMORY, Schema, SqliteStore, Work
+from sqlite_support import database
 
 SCHEMA = Schema(
     application_id=0x51525431,
@@ -187,14 +188,12 @@ async def test_a_broken_participant_fails_everybody_and_frees_the_file(tmp_path:
 def test_a_foreign_database_is_refused_untouched(tmp_path: Path) -> None:
     """Another program's tables are not ours to extend."""
     path = tmp_path / "theirs.sqlite"
-    with sqlite3.connect(path) as connection:
+    with database(path) as connection:
         connection.execute("CREATE TABLE theirs (x)")
-    connection.close()
     with pytest.raises(JournalError, match="another program"):
         SqliteStore(str(path), SCHEMA).open()
-    with sqlite3.connect(path) as connection:
+    with database(path) as connection:
         assert connection.execute("SELECT name FROM sqlite_schema").fetchall() == [("theirs",)]
-    connection.close()
 
 
 def test_a_newer_layout_is_refused(tmp_path: Path) -> None:
@@ -242,7 +241,7 @@ def test_a_killed_writer_loses_nothing_it_acknowledged(tmp_path: Path) -> None:
     path = tmp_path / "s.sqlite"
     program = f"""
 import asyncio, sys
-sys.path.insert(0, {str(Path(__file__).parent)!r})
+sys.path[:0] = {[str(folder) for folder in Path(__file__).parents[:2]]}
 from test_storage_sqlite import SCHEMA, insert
 from quantroute.storage import SqliteStore
 async def main():

@@ -47,9 +47,9 @@ def _connect(path: Path) -> sqlite3.Connection:
     )
     try:
         connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
-    except sqlite3.OperationalError:
+    except sqlite3.Error as error:
         connection.close()
-        if not path.exists():
+        if not isinstance(error, sqlite3.OperationalError) or not path.exists():
             raise
         connection = sqlite3.connect(
             f"{address}&immutable=1", uri=True, isolation_level=None, check_same_thread=False

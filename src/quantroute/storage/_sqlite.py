@@ -357,10 +357,14 @@ class SqliteStore:
             check_same_thread=False,
             cached_statements=256,
         )
-        _switch_to_wal(connection)
-        connection.execute("PRAGMA synchronous=FULL").close()
-        connection.execute(f"PRAGMA wal_autocheckpoint={_CHECKPOINT_PAGES}").close()
-        connection.execute("PRAGMA temp_store=MEMORY").close()
+        try:
+            _switch_to_wal(connection)
+            connection.execute("PRAGMA synchronous=FULL").close()
+            connection.execute(f"PRAGMA wal_autocheckpoint={_CHECKPOINT_PAGES}").close()
+            connection.execute("PRAGMA temp_store=MEMORY").close()
+        except sqlite3.Error:
+            connection.close()
+            raise
         return connection
 
     def _prepare(self, connection: sqlite3.Connection) -> None:
