@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from decimal import Decimal
 from email.utils import parsedate_to_datetime
 from typing import Final
 
-__all__ = ["header", "media_type", "retry_after_s"]
+__all__ = ["header", "http_date", "media_type", "retry_after_s", "wait_of"]
 
 _LONGEST_HINT_S: Final = 3_600.0
 
@@ -42,6 +43,26 @@ def retry_after_s(headers: Mapping[str, str], *, now: datetime) -> float | None:
     if wait_s is None and header(headers, "X-RateLimit-Remaining") == "0":
         reset_ms = _number(header(headers, "X-RateLimit-Reset") or "")
         wait_s = None if reset_ms is None else reset_ms / 1000 - now.timestamp()
+    return _bounded(wait_s)
+
+
+def wait_of(said: object) -> float | None:
+    """Seconds that a body asks to wait, a number or text, within the bounds of `retry_after_s`."""
+    if isinstance(said, bool) or not isinstance(said, str | int | float | Decimal):
+        return None
+    return _bounded(_number(str(said)))
+
+
+def http_date(text: str) -> datetime | None:
+    """A date in any form HTTP knows, one without a zone as UTC; None if it is none."""
+    try:
+        moment = parsedate_to_datetime(text)
+    except (ValueError, OverflowError):  # the latter for a year of twenty digits
+        return None
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
+def _bounded(wait_s: float | None) -> float | None:
     return None if wait_s is None else min(max(wait_s, 0.0), _LONGEST_HINT_S)
 
 
@@ -54,15 +75,7 @@ def _number(text: str) -> float | None:
 
 
 def _until(text: str, headers: Mapping[str, str], now: datetime) -> float | None:
-    moment = _http_date(text)
+    moment = http_date(text)
     if moment is None:
         return None
-    return (moment - (_http_date(header(headers, "Date") or "") or now)).total_seconds()
-
-
-def _http_date(text: str) -> datetime | None:
-    try:
-        moment = parsedate_to_datetime(text)
-    except ValueError:
-        return None
-    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    return (moment - (http_date(header(headers, "Date") or "") or now)).total_seconds()

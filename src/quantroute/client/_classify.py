@@ -146,7 +146,7 @@ def _classify_error(reply: Reply, error: ServiceError) -> Classified:
             return outcome(Kind.RATE_LIMITED if is_upstream else Kind.ACCOUNT_LIMITED)
         case 403 if not reply.is_json:  # the edge guard, in HTML: too many requests, in effect
             return outcome(Kind.ACCOUNT_LIMITED)
-        case 408 | 409 | 425:
+        case 408 | 409 | 425 | 499:  # 499: something in between took us for gone
             return outcome(Kind.TRANSIENT)
         case _ if 400 <= status < 500:
             if error.is_retryable:

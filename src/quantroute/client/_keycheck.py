@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
-from email.utils import parsedate_to_datetime
 
+from quantroute._headers import http_date
 from quantroute._http import Service, SessionPool
 from quantroute.client._accounts import KeyUsage
 from quantroute.client._reply import loads
@@ -71,7 +71,7 @@ async def check_key(service: Service, key: EnvKey) -> KeyStatus:
     return KeyStatus(
         usage=usage,
         asked_at=datetime.now(UTC),
-        service_time=_http_date(date),
+        service_time=http_date(date or ""),
         expires_at=_iso_date(wire.expires_at),
         limit_reset=wire.limit_reset,
     )
@@ -100,24 +100,11 @@ def data_of(body: bytes) -> dict[str, object]:
     return data if isinstance(data, dict) else {}
 
 
-def _http_date(text: str | None) -> datetime | None:
-    if not text:
-        return None
-    try:
-        return _in_utc(parsedate_to_datetime(text))
-    except ValueError:
-        return None
-
-
 def _iso_date(text: str | None) -> datetime | None:
     if not text:
         return None
     try:
-        return _in_utc(datetime.fromisoformat(text))
+        moment = datetime.fromisoformat(text)
     except ValueError:
         return None
-
-
-def _in_utc(moment: datetime) -> datetime:
-    """A date without a zone is meant as UTC."""
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)

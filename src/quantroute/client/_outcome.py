@@ -92,7 +92,8 @@ class Answer(Struct, frozen=True, kw_only=True):
     `cost_pusd` is the posted charge, None while the ledger holds the reservation until the bill is
     known. `flags` name oddities: "served_mismatch", "model_mismatch", "usage_missing",
     "usage_contradiction", "cost_missing", "zero_cost", "overrun", "secret_redacted",
-    "no_finish_reason" and "no_done" (a stream that ended with only one of its two ends).
+    "no_finish_reason" and "no_done" (a stream that ended with only one of its two ends),
+    "malformed_event" (a piece of a stream could not be read: the text may lack something).
     Units: seconds from sending to the first byte of the answer, and to its end.
     """
 

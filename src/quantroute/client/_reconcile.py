@@ -23,7 +23,6 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from decimal import Decimal
 from typing import Final
 from urllib.parse import quote
 
@@ -31,6 +30,7 @@ from quantroute._log import get_logger
 from quantroute.client._accounts import KeyComparison, KeyUsage
 from quantroute.client._keycheck import data_of, key_usage_of
 from quantroute.client._local import LOCAL_PREFIX, LocalEndpoint
+from quantroute.client._reply import billed_usd
 from quantroute.client._transport import Transport
 from quantroute.client._wire import WireGeneration
 from quantroute.clock import Clock
@@ -292,13 +292,13 @@ class Reconciler:
         if status != 200:
             return status, None
         wire = WireGeneration.model_validate(data_of(body))
-        cost_usd = parse_reported_usd(wire.total_cost)
-        if cost_usd is None:
-            return status, None
-        if wire.is_byok:
-            cost_usd += parse_reported_usd(wire.upstream_inference_cost) or Decimal(0)
-        if parse_reported_usd(cost_usd) is None:
-            return status, None  # the sum is beyond what a journal can hold
+        cost_usd = billed_usd(
+            wire.total_cost,
+            upstream=wire.upstream_inference_cost,
+            is_byok=bool(wire.is_byok),
+        )
+        if cost_usd is None or parse_reported_usd(cost_usd) is None:
+            return status, None  # not said, or a sum beyond what a journal can hold
         return status, Charge(
             amount_pusd=to_pusd(cost_usd),
             basis=Basis.RECORD,

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
+from quantroute._headers import wait_of
 from quantroute.client._sse import EventStream
 from quantroute.client._wire import (
     AnyMessage,
@@ -26,8 +27,16 @@ from quantroute.money import parse_reported_usd
 from quantroute.pricing import TokenUsage
 from quantroute.secrets import Redactor
 
-__all__ = ["BodyDecoder", "Reply", "ServiceError", "StreamDecoder", "loads", "shortened"]
-
+__all__ = [
+    "BodyDecoder",
+    "Reply",
+    "ServiceError",
+    "StreamDecoder",
+    "billed_usd",
+    "loads",
+    "shortened",
+    "storable",
+]
 
 _LARGEST_EXPONENT: Final = 400
 _LONGEST_NAME: Final = 400
@@ -43,7 +52,6 @@ class ServiceError:
     provider_name: str | None = None
     is_retryable: bool | None = None
     retry_after_s: float | None = None
-    is_moderation: bool = False
 
 
 class Reply(Struct, frozen=True, kw_only=True):
@@ -64,12 +72,10 @@ class Reply(Struct, frozen=True, kw_only=True):
     native_finish_reason: str | None = None
     usage: TokenUsage | None = None
     cost_usd: Decimal | None = None
-    is_byok: bool = False
     generation_id: str | None = None
     model: str | None = None
     provider: str | None = None
     retry_after_s: float | None = None
-    malformed_events: int = 0
     flags: tuple[str, ...] = ()
 
     @property
@@ -131,6 +137,11 @@ class BodyDecoder:
     header_id: str | None = None
     _chunks: list[bytes] = field(default_factory=list, init=False)
 
+    @property
+    def generation_id(self) -> str | None:
+        """The id, if the headers have named it; a body is read when it is whole."""
+        return self.header_id
+
     def feed(self, chunk: bytes) -> bool:
         """Take a chunk; True once the answer itself (not padding) has begun."""
         if not self._chunks:
@@ -172,10 +183,16 @@ class StreamDecoder:
     _events: EventStream = field(default_factory=EventStream, init=False)
     _assembly: _Assembly = field(init=False)
     _saw_done: bool = field(default=False, init=False)
-    _malformed: int = field(default=0, init=False)
+    _has_hole: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         self._assembly = _Assembly(self.http_status, self.redactor, self.header_id)
+
+    @property
+    def generation_id(self) -> str | None:
+        """The id, as soon as the headers or an event have named it."""
+        named = self._assembly.generation_id
+        return None if named is None else storable(named, self.redactor)
 
     def feed(self, chunk: bytes) -> bool:
         """Take a chunk; True once the first event (not a comment) has arrived."""
@@ -191,23 +208,21 @@ class StreamDecoder:
             flags.append("no_finish_reason")
         elif self._assembly.finish_reason is not None and not self._saw_done:
             flags.append("no_done")
+        if self._has_hole:
+            flags.append("malformed_event")
         return self._assembly.reply(
             is_json=self._assembly.events > 0,
             is_complete=self._saw_done or self._assembly.finish_reason is not None,
             retry_after_s=self.retry_after_s,
             flags=flags,
-            malformed_events=self._malformed,
         )
 
     def _take(self, payloads: list[bytes]) -> None:
         for payload in payloads:
             for chunk in self._chunks(payload):
-                if chunk is None:
-                    self._malformed += 1
-                else:
-                    self._assembly.take(chunk, is_delta=True)
+                self._assembly.take(chunk, is_delta=True)
 
-    def _chunks(self, payload: bytes) -> list[AnyReply | None]:
+    def _chunks(self, payload: bytes) -> list[AnyReply]:
         text = payload.strip()
         if text == b"[DONE]":
             self._saw_done = True
@@ -218,11 +233,17 @@ class StreamDecoder:
         if usual is not None:
             return [usual]
         try:
-            return [read_any(loads(text))]
+            tolerated = read_any(loads(text))
         except ValueError:
             pass
+        else:
+            return [] if tolerated is None else [tolerated]
         if b"\n" not in text:
-            return [None]
+            # A torn object was a piece of the answer; other words are somebody's keep-alive.
+            # What comes behind the finish reason is no text.
+            if text.startswith(b"{") and self._assembly.finish_reason is None:
+                self._has_hole = True
+            return []
         # Two events glued without the blank line between them: each line is JSON by itself.
         return [chunk for line in text.split(b"\n") for chunk in self._chunks(line)]
 
@@ -251,7 +272,9 @@ class _Assembly:
         self.generation_id = wire.id or self.generation_id
         self._model = wire.model or self._model
         self._provider = wire.provider or self._provider
-        self._usage = wire.usage or self._usage  # the last one said: usage is cumulative
+        usage = wire.usage
+        if usage is not None and (usage.cost is not None or usage.completion_tokens is not None):
+            self._usage = usage  # the last one that says something: usage is cumulative
         failure = wire.failure
         if failure is not None and self._error is None:
             self._error = _service_error(failure, self.redactor)
@@ -274,7 +297,6 @@ class _Assembly:
         is_complete: bool,
         retry_after_s: float | None,
         flags: list[str],
-        malformed_events: int = 0,
         excerpt: str = "",
     ) -> Reply:
         """The finished reply, with key material cut out of whatever was put together."""
@@ -283,7 +305,7 @@ class _Assembly:
         clean_reasoning = self.redactor.answer(reasoning)
         if (clean_content, clean_reasoning) != (content, reasoning):
             flags = [*flags, "secret_redacted"]  # a key cut in two by chunk borders
-        usage, cost_usd, is_byok = _usage(self._usage)
+        usage, cost_usd = _usage(self._usage)
         finish_reason, native_finish_reason, generation_id, model, provider = self._clean(
             self.finish_reason,
             self._native_finish_reason,
@@ -306,12 +328,10 @@ class _Assembly:
             native_finish_reason=native_finish_reason,
             usage=usage,
             cost_usd=cost_usd,
-            is_byok=is_byok,
             generation_id=generation_id,
             model=model,
             provider=provider,
             retry_after_s=retry_after_s,
-            malformed_events=malformed_events,
             flags=tuple(dict.fromkeys(flags)),
         )
 
@@ -321,12 +341,12 @@ class _Assembly:
         is_plain = joined.isascii() and len(joined) <= _LONGEST_NAME
         if is_plain and self.redactor.answer(joined) == joined:
             return names  # nearly always: one look instead of five
-        return tuple(
-            None
-            if name is None
-            else self.redactor.answer(name).encode("utf-8", "replace").decode()[:_LONGEST_NAME]
-            for name in names
-        )
+        return tuple(None if name is None else storable(name, self.redactor) for name in names)
+
+
+def storable(name: str, redactor: Redactor) -> str:
+    """A name or an id of the service's without our key, short, and text that UTF-8 can carry."""
+    return redactor.answer(name).encode("utf-8", "replace").decode()[:_LONGEST_NAME]
 
 
 def reasoning_text(message: AnyMessage) -> str:
@@ -345,9 +365,9 @@ def reasoning_text(message: AnyMessage) -> str:
     return "".join(details) or message.reasoning_content or ""
 
 
-def _usage(wire: AnyUsage | None) -> tuple[TokenUsage | None, Decimal | None, bool]:
+def _usage(wire: AnyUsage | None) -> tuple[TokenUsage | None, Decimal | None]:
     if wire is None:
-        return None, None, False
+        return None, None
     usage = None
     if wire.prompt_tokens is not None and wire.completion_tokens is not None:
         prompt, completion = wire.prompt_tokens_details, wire.completion_tokens_details
@@ -358,16 +378,22 @@ def _usage(wire: AnyUsage | None) -> tuple[TokenUsage | None, Decimal | None, bo
             cached_tokens=prompt.cached_tokens if prompt else None,
             cache_write_tokens=prompt.cache_write_tokens if prompt else None,
         )
-    is_byok = bool(wire.is_byok)
-    cost_usd = parse_reported_usd(wire.cost)
-    if is_byok:
-        # On BYOK `cost` is the service's fee and the provider bills its share to the user's own
-        # account; otherwise `upstream_inference_cost` repeats `cost` and must not be added.
-        upstream = parse_reported_usd(
-            wire.cost_details.upstream_inference_cost if wire.cost_details else None
-        )
-        cost_usd = None if cost_usd is None or upstream is None else cost_usd + upstream
-    return usage, cost_usd, is_byok
+    details = wire.cost_details
+    upstream = details.upstream_inference_cost if details else None
+    return usage, billed_usd(wire.cost, upstream=upstream, is_byok=bool(wire.is_byok))
+
+
+def billed_usd(cost: object, *, upstream: object, is_byok: bool) -> Decimal | None:
+    """What an answer or its record cost in all; None if a part of it is not said.
+
+    On BYOK `cost` is the service's fee and the provider bills its share to the user's own account;
+    otherwise the upstream cost repeats `cost` and must not be added.
+    """
+    cost_usd = parse_reported_usd(cost)
+    if not is_byok or cost_usd is None:
+        return cost_usd
+    upstream_usd = parse_reported_usd(upstream)
+    return None if upstream_usd is None else cost_usd + upstream_usd
 
 
 def _service_error(wire: WireError, redactor: Redactor) -> ServiceError:
@@ -375,7 +401,6 @@ def _service_error(wire: WireError, redactor: Redactor) -> ServiceError:
     message = wire.message or "(no message)"
     if metadata is not None and metadata.raw:
         message = f"{message}: {_raw_text(metadata.raw)}"
-    retry_after = parse_reported_usd(availability.retry_after) if availability else None
     return ServiceError(
         status=wire.status,
         message=shortened(redactor.text(shortened(message, most=4_000))),
@@ -387,8 +412,7 @@ def _service_error(wire: WireError, redactor: Redactor) -> ServiceError:
         ),
         provider_name=metadata.provider_name if metadata else None,
         is_retryable=availability.retryable if availability else None,
-        retry_after_s=None if retry_after is None else float(retry_after),
-        is_moderation=bool(metadata and (metadata.reasons or metadata.flagged_input)),
+        retry_after_s=wait_of(availability.retry_after) if availability else None,
     )
 
 

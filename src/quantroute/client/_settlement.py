@@ -14,7 +14,7 @@ from msgspec import Struct
 from quantroute.client._reply import Reply
 from quantroute.ledger import Basis, Charge
 from quantroute.money import to_pusd
-from quantroute.pricing import Pricing
+from quantroute.pricing import Pricing, TokenUsage
 
 __all__ = ["Hold", "Post", "Settlement", "Void", "settle"]
 
@@ -87,14 +87,12 @@ def _settle_reported(reply: Reply, pricing: Pricing, when: datetime) -> Settleme
     assert reply.cost_usd is not None
     usage = reply.usage
     flags = ("usage_contradiction",) if usage and usage.contradictions else ()
-    if reply.cost_usd == 0 and usage is not None and reply.error is None:
-        listed_pusd = pricing.charge_pusd(usage, when=when) if pricing.is_bounded else 0
-        if listed_pusd > 0:
-            # Zero is right for cache hits (usage 0 too), free endpoints (price 0) and BYOK (the
-            # upstream share is in `cost_usd` by now); here it is a cost that got lost.
-            if reply.generation_id is not None:
-                return Hold("a paid endpoint reported a cost of zero")
-            return Post(_priced(reply, pricing, when, "zero_cost"))
+    if reply.cost_usd == 0 and reply.error is None and _costs_by_list(reply, pricing, when):
+        # Zero is right for cache hits (usage 0 too), free endpoints (price 0) and BYOK (the
+        # upstream share is in `cost_usd` by now); here it is a cost that got lost.
+        if usage is None or reply.generation_id is not None:
+            return Hold("a paid endpoint reported a cost of zero")
+        return Post(_priced(reply, pricing, when, "zero_cost"))
     return Post(
         Charge(
             amount_pusd=to_pusd(reply.cost_usd),
@@ -104,6 +102,16 @@ def _settle_reported(reply: Reply, pricing: Pricing, when: datetime) -> Settleme
             flags=flags,
         )
     )
+
+
+def _costs_by_list(reply: Reply, pricing: Pricing, when: datetime) -> bool:
+    """Whether the price list asks money for the answer; for text without counts, for any."""
+    usage = reply.usage
+    if usage is None and reply.has_text:
+        usage = TokenUsage(input_tokens=1, output_tokens=1)
+    if usage is None or not pricing.is_bounded:
+        return False
+    return pricing.charge_pusd(usage, when=when) > 0
 
 
 def _priced(reply: Reply, pricing: Pricing, when: datetime, flag: str) -> Charge:

@@ -6,6 +6,7 @@ The only module of the client that knows aiohttp.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -17,9 +18,9 @@ from yarl import URL
 
 from quantroute._headers import header, media_type, retry_after_s
 from quantroute._http import Service, SessionPool
-from quantroute.client._reply import BodyDecoder, Reply, StreamDecoder, shortened
+from quantroute.client._reply import BodyDecoder, Reply, StreamDecoder, shortened, storable
 from quantroute.clock import Clock
-from quantroute.errors import ConfigurationError, TransportError
+from quantroute.errors import ConfigurationError, QuantrouteError, TransportError
 from quantroute.secrets import EnvKey
 
 __all__ = ["Exchange", "Timeouts", "Transport"]
@@ -172,7 +173,7 @@ class Transport:
         """Send one body and read the reply to its end.
 
         `on_id` is called as soon as the answer's headers name a generation, unless the whole answer
-        came with them.
+        came with them; and with the id that a stream's events named, if its end does not come.
         Raises:
             TransportError: no usable reply; `maybe_billed` is False only for failed connections.
         """
@@ -262,6 +263,11 @@ class Transport:
                     deadline.on_bytes(has_begun=has_begun)
         except (aiohttp.ClientError, ConnectionError):
             is_cut = True  # what arrived is judged; an incomplete answer classifies as such
+        except BaseException:  # a limit, or cancelled: the bill must be found out all the same
+            if decoder.generation_id and not decoder.header_id:
+                with contextlib.suppress(QuantrouteError):  # what happened is what must be told
+                    on_id(decoder.generation_id)
+            raise
         return Exchange(
             reply=decoder.finish(is_cut=is_cut),
             first_byte_s=first_byte_s,
@@ -283,7 +289,7 @@ class Transport:
             response.status,
             redactor,
             retry_after_s=self._retry_after_s(response),
-            header_id=redactor.answer(generation_id) if generation_id else None,
+            header_id=storable(generation_id, redactor) if generation_id else None,
         )
 
     def _retry_after_s(self, response: aiohttp.ClientResponse) -> float | None:

@@ -106,14 +106,12 @@ class WireUsage(_Wire):
 class WireReasoningDetail(_Wire):
     type: Text = None
     text: Text = None
-    summary: Text = None
 
 
 class WireMessage(_Wire):
     """`message` of a whole answer, or `delta` of a chunk."""
 
     content: Text = None
-    refusal: Text = None
     reasoning: Text = None
     reasoning_content: Text = None
     reasoning_details: Annotated[
@@ -125,10 +123,7 @@ class WireMessage(_Wire):
 class WireErrorMetadata(_Wire):
     provider_name: Text = None
     error_type: Text = None
-    provider_code: Any = None
     raw: Any = None
-    reasons: Any = None
-    flagged_input: Any = None
 
 
 class WireAvailability(_Wire):

@@ -143,6 +143,8 @@ def _unwhole(answer: Answer) -> str | None:
         return f"finish reason {answer.finish_reason!r}"
     if "secret_redacted" in answer.flags:
         return "the answer quoted the API key, which was cut out"
+    if "malformed_event" in answer.flags:
+        return "a piece of the stream could not be read: the text may lack something"
     text = answer.content + (answer.reasoning or "")
     try:
         if not text.isascii():

@@ -1,0 +1,186 @@
+"""Replies that are nearly right: bills without parts, hints beyond sense, events with holes."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+from typing import Any
+
+import pytest
+
+from faults.hostile import (
+    COST_PUSD,
+    USAGE,
+    Asked,
+    Wire,
+    answers,
+    chunk,
+    completion,
+    facing,
+    request,
+    until,
+)
+from quantroute import Client
+from quantroute.client import GaveUp, RetryPolicy, Timeouts
+from quantroute.domain import Sampling
+from quantroute.generation import RowClass, classify
+from registry_support import MODEL, entry
+
+pytestmark = pytest.mark.usefixtures("key")
+
+ONE_TRY = RetryPolicy(max_attempts=1, max_paid_attempts=1)
+END = chunk(choice={"finish_reason": "stop"}, usage=USAGE)
+DONE = b"data: [DONE]\n\n"
+
+
+async def held_ids(client: Client) -> list[str | None]:
+    return [entry.generation_id for entry in await client.ledger.unresolved()]
+
+
+class TestBills:
+    @pytest.mark.parametrize("usage", [{"cost": 0}, {"cost": "0.0", "prompt_tokens": 10}], ids=str)
+    async def test_a_cost_of_zero_without_counts_is_a_cost_that_got_lost(self, usage: Any) -> None:
+        """Text from a paid endpoint: without token counts, too, zero is no bill."""
+        async with facing(answers(completion(usage=usage))) as (client, _):
+            answer = await client.chat(MODEL, "x")
+            assert (answer.cost_pusd, client.ledger.balance().held_entries) == (None, 1)
+            assert "zero_cost" in answer.flags
+
+    @pytest.mark.parametrize(
+        ("usage", "prices"),
+        [
+            ({"cost": 0}, "0"),
+            (USAGE | {"cost": 0, "prompt_tokens": 0, "completion_tokens": 0}, "1"),
+        ],
+    )
+    async def test_zero_is_right_where_nothing_is_asked(self, usage: Any, prices: str) -> None:
+        """A free endpoint; an answer from the service's cache, which counts no tokens."""
+        price = f"0.00000{prices}"
+        listed = [entry(pricing={"prompt": price, "completion": price})]
+        async with facing(answers(completion(usage=usage)), endpoints=listed) as (client, _):
+            assert (await client.chat(MODEL, "x")).cost_pusd == 0
+
+    async def test_an_empty_usage_behind_the_bill_does_not_wipe_it_out(self) -> None:
+        empty = b'data: {"id": "gen-1-a", "choices": [], "usage": {}}\n\n'
+        async with facing(streams(chunk("Blue."), END, empty, DONE)) as (client, _):
+            assert (await client.chat(MODEL, "x", stream=True)).cost_pusd == COST_PUSD
+
+    async def test_a_byok_record_without_the_providers_share_settles_nothing(self) -> None:
+        """As with answers: a part of the bill that is not said is not zero."""
+        record = {"total_cost": 0.00001, "is_byok": True, "upstream_inference_cost": None}
+        settings = {"generation_data": record}
+        async with facing(answers(completion(usage=...)), **settings) as (client, server):
+            await client.complete(request())
+            assert (await client.reconcile(patience_s=0.0, quiet_s=600.0)).still_held == 1
+            server.generation_data = record | {"upstream_inference_cost": 0.0002}
+            assert (await client.reconcile(patience_s=0.0)).settled_by_record == 1
+            assert client.ledger.balance().posted_pusd == 210_000_000
+
+
+class TestHints:
+    @pytest.mark.parametrize(
+        "date", ["10 Sep 99999999999999999999 06:02:00 GMT", "10 Sep 2026 06:02:00 +99999999999999"]
+    )
+    async def test_a_date_beyond_all_calendars_is_no_hint(self, date: str) -> None:
+        """It must not end the row with an error of Python's."""
+        chat = answers(
+            {"error": {"code": 502, "message": "x"}},
+            status="502 Bad Gateway",
+            headers=[f"Retry-After: Thu, {date}"],
+        )
+        async with facing(chat, retry=ONE_TRY) as (client, _):
+            assert isinstance(await client.complete(request()), GaveUp)
+
+    async def test_a_hint_in_the_body_is_bounded_as_one_in_a_header(self) -> None:
+        body = {"error": {"code": 503, "message": "x", "availability": {"retry_after": 9e6}}}
+        async with facing(answers(body, status="503 No")) as (client, _):
+            row = asyncio.ensure_future(client.complete(request()))
+            await until(lambda: any(item.faults for item in client.endpoint_reports()))
+            assert 3_000 < client.endpoint_reports()[0].paused_for_s <= 3_600
+            row.cancel()
+            await asyncio.wait([row])
+
+    async def test_a_middleman_that_took_us_for_gone_does_not_damn_the_row(self) -> None:
+        """499 comes from a proxy's own timeout, not from the service's judgement of the row."""
+        chat = answers("<html>", status="499 X", headers=["Content-Type: text/html"])
+        async with facing(chat, retry=ONE_TRY) as (client, _):
+            assert isinstance(await client.complete(request()), GaveUp)
+
+
+class TestIds:
+    @pytest.mark.parametrize("how", ["limit", "cancelled"])
+    async def test_an_id_that_only_events_named_outlives_a_lost_end(self, how: str) -> None:
+        """A middleman dropped the header: the record must be found all the same."""
+        begun = asyncio.Event()
+
+        async def chat(wire: Wire, asked: Asked) -> None:
+            await wire.start_stream()
+            await wire.say(chunk("Blu"))
+            begun.set()
+            await asyncio.sleep(10**6)
+
+        limits = Timeouts(idle_s=0.05 if how == "limit" else 60.0)
+        async with facing(chat, retry=ONE_TRY, timeouts=limits) as (client, _):
+            row = asyncio.ensure_future(client.complete(request(is_streamed=True)))
+            if how == "cancelled":
+                await begun.wait()
+                await asyncio.sleep(0.02)  # for the client's end of the loopback to read
+                row.cancel()
+            await asyncio.wait([row])
+            assert await held_ids(client) == ["gen-1-a"]
+
+    async def test_odd_bytes_in_the_id_are_stored_as_utf_8_can(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        async def chat(wire: Wire, asked: Asked) -> None:
+            await wire.say(
+                b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\nX-Generation-Id: gen-\xff\r\n\r\n"
+            )
+            await asyncio.sleep(10**6)
+
+        limits = Timeouts(idle_s=0.05)
+        async with facing(chat, retry=ONE_TRY, timeouts=limits) as (client, _):
+            await client.complete(request())
+            assert await held_ids(client) == ["gen-?"]
+        gc.collect()
+        assert "never retrieved" not in caplog.text
+
+
+class TestEvents:
+    @pytest.mark.parametrize(
+        ("events", "text", "row_class"),
+        [
+            ((b'data: {"choices":[{"delta":{"content":"not\n\n',), "The sky is blue.", "error"),
+            ((b"data: ping\n\n", b"data: null\n\n"), "The sky is blue.", "good"),
+        ],
+        ids=["torn", "noise"],
+    )
+    async def test_an_answer_with_a_hole_is_no_training_data(
+        self, events: tuple[bytes, ...], text: str, row_class: str
+    ) -> None:
+        chat = streams(chunk("The sky is"), *events, chunk(" blue."), END, DONE)
+        async with facing(chat) as (client, _):
+            answer = await client.chat(MODEL, "x", stream=True)
+        assert answer.content == text
+        assert classify(answer, sampling=Sampling()).row_class is RowClass(row_class)
+
+    async def test_a_bill_that_is_torn_behind_the_end_leaves_the_text_whole(self) -> None:
+        chat = streams(
+            chunk("Blue.", choice={"delta": {"content": "Blue."}, "finish_reason": "stop"}),
+            b"data: " + json.dumps({"choices": [], "usage": USAGE}).encode()[:30],
+        )
+        async with facing(chat) as (client, _):
+            answer = await client.chat(MODEL, "x", stream=True)
+        assert "malformed_event" not in answer.flags
+
+
+def streams(*events: bytes) -> Any:
+    """A chat path that streams these events and hangs up."""
+
+    async def chat(wire: Wire, asked: Asked) -> None:
+        await wire.start_stream()
+        await wire.say(*events)
+        await wire.hang_up()
+
+    return chat
