@@ -295,6 +295,16 @@ USD = 10**12
             True,
         ),
         ({"usage_pusd": 2 * USD, "posted_pusd": USD}, "that, at least $1.000000, is other", False),
+        (
+            {"usage_pusd": 2 * USD, "posted_pusd": USD, "open_before_pusd": 2 * USD},
+            "up to $2.000000 was open already when the key's usage was first noted",
+            True,
+        ),
+        (
+            {"usage_pusd": 9 * USD, "posted_pusd": USD, "open_before_pusd": 2 * USD},
+            "the rest, at least $6.000000, is other use of the same key",
+            False,
+        ),
         ({"usage_pusd": USD, "posted_pusd": 2 * USD}, "the service counts late", False),
         (
             {"usage_pusd": USD, "posted_pusd": 2 * USD, "estimated_pusd": 2 * USD},

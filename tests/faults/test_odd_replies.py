@@ -78,6 +78,40 @@ class TestBills:
             assert client.ledger.balance().posted_pusd == 210_000_000
 
 
+class TestKeysUsage:
+    """Requests without an id, settled by what the key has spent: never for less than they cost."""
+
+    async def test_what_was_lost_before_the_first_look_at_the_key_is_not_free(self) -> None:
+        """The service did not say what the key had spent, then it counted the lost request."""
+
+        async def chat(wire: Wire, asked: Asked) -> None:
+            server.key_data = {"usage": 0.5}
+            await wire.hang_up()
+
+        async with facing(chat, retry=ONE_TRY) as (client, server):
+            await client.complete(request())
+            bound_pusd = client.ledger.balance().held_pusd
+            async with client.attended() as attendance:
+                pass
+            assert attendance.at_end is not None
+            assert attendance.at_end.is_explained
+            done = await client.reconcile(patience_s=0.0, quiet_s=0.0)
+            assert done.settled_by_key_usage == 1
+            assert client.ledger.balance().posted_pusd == bound_pusd
+
+    async def test_what_another_key_lost_is_not_free(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        async def chat(wire: Wire, asked: Asked) -> None:
+            await wire.hang_up()
+
+        async with facing(chat, retry=ONE_TRY, key_data={"usage": 0}) as (client, _):
+            await client.complete(request())
+            bound_pusd = client.ledger.balance().held_pusd
+            monkeypatch.setenv("OPENROUTER_API_KEY", "sk-or-v1-anotherkeyofthesameuser")
+            await client.note_baseline()
+            await client.reconcile(patience_s=0.0, quiet_s=0.0)
+            assert client.ledger.balance().posted_pusd == bound_pusd
+
+
 class TestHints:
     @pytest.mark.parametrize(
         "date", ["10 Sep 99999999999999999999 06:02:00 GMT", "10 Sep 2026 06:02:00 +99999999999999"]

@@ -35,7 +35,8 @@ class KeyComparison:
     the user's own, of which the key knows nothing. What is not posted yet: `held_entries` charges
     of unknown outcome, up to `held_pusd`, and requests in flight, up to `in_flight_pusd`.
     `estimated_pusd` is the part of `posted_pusd` that rests on listed prices or bounds, not on the
-    service's word. Units: pico-dollars.
+    service's word. `open_before_pusd` was open when the count since began: what of it the service
+    had billed by then nobody knows, so `usage_pusd` contains all of it. Units: pico-dollars.
     """
 
     usage_pusd: int
@@ -44,6 +45,7 @@ class KeyComparison:
     held_entries: int = 0
     in_flight_pusd: int = 0
     estimated_pusd: int = 0
+    open_before_pusd: int = 0
 
     @property
     def difference_pusd(self) -> int:
@@ -58,8 +60,15 @@ class KeyComparison:
     @property
     def is_explained(self) -> bool:
         """Whether what is known accounts for the difference: held charges, requests in flight."""
-        most_pusd = self.held_pusd + self.in_flight_pusd + _ROUNDING_PUSD
-        return -self.estimated_pusd - _ROUNDING_PUSD < self.difference_pusd < most_pusd
+        return (
+            -self.estimated_pusd - _ROUNDING_PUSD
+            < self.difference_pusd
+            < self._open_pusd + self.open_before_pusd + _ROUNDING_PUSD
+        )
+
+    @property
+    def _open_pusd(self) -> int:
+        return self.held_pusd + self.in_flight_pusd
 
     @property
     def explanation(self) -> str:
@@ -84,7 +93,13 @@ class KeyComparison:
                 f"requests in flight may have been billed up to "
                 f"{format_usd(self.in_flight_pusd, places=6)}"
             )
-        unknown_pusd = self.difference_pusd - self.held_pusd - self.in_flight_pusd
+        unknown_pusd = self.difference_pusd - self._open_pusd
+        if self.open_before_pusd and unknown_pusd > 0:
+            parts.append(
+                f"up to {format_usd(self.open_before_pusd, places=6)} was open already when the "
+                "key's usage was first noted"
+            )
+            unknown_pusd -= self.open_before_pusd
         if unknown_pusd >= _ROUNDING_PUSD:
             rest = "the rest" if parts else "that"
             parts.append(

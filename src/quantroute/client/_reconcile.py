@@ -13,7 +13,9 @@ killed run, an answer without usage. Two sources settle it later, in this order.
 
    and that remainder is posted to them, each up to its reservation, oldest first. Other use of the
    same key since the baseline can only make the remainder larger, so the ledger never understates.
-   The baseline is noted before the first request of a ledger, per key fingerprint.
+   The baseline is noted before the first request of a ledger, per key fingerprint. Where something
+   is open by then (the service did not say earlier, or the requests went out by another key), the
+   baseline is lower by all of it: nobody knows what of it the service had counted.
 """
 
 from __future__ import annotations
@@ -100,12 +102,12 @@ class Reconciler:
 
     async def _note_usage(self, usage: KeyUsage, *, renew: bool = False) -> None:
         name = self._baseline_name()
-        if renew or name not in self.ledger.notes:
-            await self.ledger.note(
-                name,
-                str(to_pusd(usage.usage_usd) - await self._posted_through_key_pusd()),
-                keep=not renew,
-            )
+        if name in self.ledger.notes and not renew:
+            return
+        open_pusd = self.ledger.balance().pending_pusd
+        told_pusd = await self._posted_through_key_pusd() + open_pusd
+        await self.ledger.note(self._open_name(), str(open_pusd))
+        await self.ledger.note(name, str(to_pusd(usage.usage_usd) - told_pusd), keep=not renew)
 
     async def key_usage(self) -> KeyUsage | None:
         """The key's spending and limit; None if the service does not say, or no key is set."""
@@ -195,6 +197,7 @@ class Reconciler:
             held_entries=balance.held_entries,
             in_flight_pusd=balance.pending_pusd - balance.held_pusd,
             estimated_pusd=estimated_pusd,
+            open_before_pusd=int(self.ledger.notes.get(self._open_name(), "0")),
         )
 
     async def _settle_by_record(self, patience_s: float) -> int:
@@ -329,14 +332,16 @@ class Reconciler:
 
     async def _allocate(self, entries: Sequence[OpenEntry], remainder: int) -> tuple[int, int]:
         """Post the remainder to the entries, oldest first, each up to its reservation."""
+        settled = 0
         for entry in entries:
             share = min(remainder, entry.reserved_pusd)
-            remainder -= share
-            await self._post(
-                entry,
-                Charge(amount_pusd=share, basis=Basis.KEY_USAGE, usage=None, generation_id=None),
+            charge = Charge(
+                amount_pusd=share, basis=Basis.KEY_USAGE, usage=None, generation_id=None
             )
-        return len(entries), remainder
+            if await self._post(entry, charge):
+                remainder -= share
+                settled += 1
+        return settled, remainder
 
     async def _unexplained_pusd(self) -> int | None:
         """The key's usage since the baseline that no posted entry explains."""
@@ -367,24 +372,27 @@ class Reconciler:
                 await self._post(entry, LocalEndpoint.bound(entry.reserved_pusd).charge)
 
     async def _settle_at_bound(self) -> int:
-        entries = await self.ledger.unresolved()
-        for entry in entries:
-            await self._post(
-                entry,
-                Charge(
-                    amount_pusd=entry.reserved_pusd,
-                    basis=Basis.BOUND,
-                    usage=None,
-                    generation_id=entry.generation_id,
-                ),
+        settled = 0
+        for entry in await self.ledger.unresolved():
+            charge = Charge(
+                amount_pusd=entry.reserved_pusd,
+                basis=Basis.BOUND,
+                usage=None,
+                generation_id=entry.generation_id,
             )
-        return len(entries)
+            settled += await self._post(entry, charge)
+        return settled
 
     def _baseline_name(self) -> str:
-        # A fingerprint, so that two keys on one ledger keep two baselines; the key itself is long
-        # and random, so it cannot be found from twelve hex digits of its hash.
-        fingerprint = hashlib.sha256(self.key.read().encode()).hexdigest()[:12]
-        return f"key-usage-baseline-pusd/{fingerprint}"
+        return f"key-usage-baseline-pusd/{self._fingerprint()}"
+
+    def _open_name(self) -> str:
+        return f"key-usage-open-before-pusd/{self._fingerprint()}"
+
+    def _fingerprint(self) -> str:
+        # So that two keys on one ledger keep two baselines; the key itself is long and random, so
+        # it cannot be found from twelve hex digits of its hash.
+        return hashlib.sha256(self.key.read().encode()).hexdigest()[:12]
 
 
 def _recorded_usage(wire: WireGeneration) -> TokenUsage | None:
