@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Final
+from urllib.parse import urlsplit
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from quantroute.errors import ConfigurationError, QuantrouteError
 
-__all__ = ["LOOPBACK", "LOOPBACK_NAMES", "is_loopback", "served"]
+__all__ = ["LOOPBACK", "LOOPBACK_NAMES", "is_loopback", "is_own_page", "served"]
 
 LOOPBACK: Final = "127.0.0.1"
 #: Names by which a loopback address is rightly called. A web page that was led here under another
@@ -23,6 +24,20 @@ def is_loopback(host: str) -> bool:
     """Whether a request's `Host` header, port included, names this machine itself."""
     name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
     return name in LOOPBACK_NAMES
+
+
+def is_own_page(origin: str | None) -> bool:
+    """Whether a request's `Origin` header is of this machine; None, of no browser at all, is, too.
+
+    Any page may have a browser send a request here that spends money, under our own name; it only
+    cannot read the answer.
+    """
+    if origin is None:
+        return True
+    try:
+        return urlsplit(origin).hostname in LOOPBACK_NAMES
+    except ValueError:
+        return False
 
 
 @asynccontextmanager

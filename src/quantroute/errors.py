@@ -229,7 +229,8 @@ class RequestError(QuantrouteError):
     ) -> None:
         where = f" at {endpoint}" if endpoint else ""
         which = f" (attempt {attempt})" if attempt else ""
-        super().__init__(f"request {request_id or '?'}{where}{which}: {problem}")
+        name = f" {request_id}" if request_id else ""
+        super().__init__(f"request{name}{where}{which}: {problem}")
         self.facts = {
             "problem": problem,
             "request_id": request_id,

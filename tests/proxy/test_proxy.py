@@ -220,3 +220,78 @@ async def test_models_health_and_status() -> None:
     assert health == {"status": "ok"}
     assert status["endpoints"][0]["answered"] == 1
     assert status["posted_usd"] != "0"
+
+
+@pytest.mark.parametrize(
+    ("origin", "status"),
+    [
+        ("https://evil.example", 403),
+        ("null", 403),
+        ("http://[", 403),
+        ("http://localhost:3000", 200),
+    ],
+)
+async def test_a_page_from_elsewhere_cannot_spend(origin: str, status: int) -> None:
+    """A browser sends a plain POST for any page, under our own name and without asking."""
+    async with proxied() as (caller, client, _):
+        found, body = await caller.ask(headers={"Origin": origin, "Content-Type": "text/plain"})
+        assert found == status
+        assert status == 200 or body["error"]["code"] == "not_allowed"
+        assert bool(client.ledger.balance().posted_entries) is (status == 200)
+
+
+@pytest.mark.parametrize(
+    ("raw", "status", "code"),
+    [
+        (b"[" * 100_000, 400, "invalid_request_error"),
+        (b"[1]", 400, "invalid_request_error"),
+        (b"{", 400, "invalid_request_error"),
+        (b'{"model": "a/\\ud800", "messages": []}', 404, "model_not_found"),
+        (b'{"model": "gpt", "messages": []}', 404, "model_not_found"),
+        (b'{"model": "no/such", "messages": []}', 404, "model_not_found"),
+    ],
+    ids=["deep", "list", "torn", "surrogate", "no id", "unknown"],
+)
+async def test_odd_bodies_have_an_error_of_the_usual_form(
+    raw: bytes, status: int, code: str
+) -> None:
+    raw = raw.replace(b"[]", b'[{"role": "user", "content": "x"}]')
+    async with (
+        proxied() as (caller, _, _),
+        caller.http.post(f"{caller.proxy.base_url}/chat/completions", data=raw) as response,
+    ):
+        assert (response.status, (await response.json())["error"]["code"]) == (status, code)
+
+
+async def test_a_body_beyond_the_limit_is_told_as_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quantroute.proxy._server._MAX_BODY_BYTES", 1 << 10)
+    async with proxied() as (caller, _, _):
+        status, body = await caller.ask(user="x" * 2_000)
+    assert (status, body["error"]["code"]) == (413, "request_refused")
+
+
+async def test_null_asks_for_nothing() -> None:
+    async with proxied() as (caller, _, _):
+        status, _ = await caller.ask(tools=None, response_format=None, functions=None)
+    assert status == 200
+
+
+async def test_odd_bytes_are_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PROXY_TOKEN", "let-me-in")
+    async with proxied(token_variable="PROXY_TOKEN") as (caller, _, _):
+        reader, writer = await asyncio.open_connection("127.0.0.1", caller.proxy.port)
+        writer.write(
+            b"GET /v1/models HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer \xff\r\n"
+            b"Connection: close\r\n\r\n"
+        )
+        assert (await reader.read()).startswith(b"HTTP/1.1 403")
+        writer.close()
+
+
+async def test_the_ledger_carries_the_id_that_the_caller_sees() -> None:
+    async with proxied() as (caller, client, _):
+        _, body = await caller.ask()
+        named = client.ledger.store.read(
+            lambda c: c.execute("SELECT request_id FROM journal WHERE kind = 'reserved'").fetchall()
+        )
+    assert named == [(body["id"],)]

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from quantroute._http import Service, SessionPool
 from quantroute.client._accounts import KeyUsage
@@ -298,22 +298,23 @@ class Client:
         """
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
-        request = ChatRequest(
-            model=model,
-            messages=tuple(messages),
-            max_output_tokens=max_output_tokens,
-            sampling=sampling or Sampling(),
-            account=account,
-            is_streamed=stream,
+        return await self.answer(
+            ChatRequest(
+                model=model,
+                messages=tuple(messages),
+                max_output_tokens=max_output_tokens,
+                sampling=sampling or Sampling(),
+                account=account,
+                is_streamed=stream,
+            )
         )
+
+    async def answer(self, request: ChatRequest) -> Answer:
+        """`chat` for a request that is made already; raises the same errors, with its id."""
         completion = await self.complete(request)
-        match completion:
-            case Answered(answer=answer):
-                return answer
-            case RowRefused(status=status, problem=problem, attempts=attempts):
-                raise RequestRefused(problem=problem, status=status, attempt=attempts)
-            case GaveUp():
-                raise _failure(completion)
+        if isinstance(completion, Answered):
+            return completion.answer
+        raise _failure(completion, request.request_id)
 
     async def complete(self, request: ChatRequest, *, sink: AnswerSink | None = None) -> Completion:
         """The whole life of one request; row-level failures are returned, not raised.
@@ -529,15 +530,19 @@ def _mode(given: RoutingMode | str) -> RoutingMode:
         raise ConfigurationError(f"routing must be one of {known}, not {given!r}") from None
 
 
-def _failure(gave_up: GaveUp) -> QuantrouteError:
-    status = int(gave_up.detail.get("status", 0))
-    kind = gave_up.detail.get("kind")
+def _failure(failed: RowRefused | GaveUp, request_id: str) -> QuantrouteError:
+    facts: dict[str, Any] = {
+        "problem": failed.problem,
+        "attempt": failed.attempts,
+        "request_id": request_id,
+    }
+    if isinstance(failed, RowRefused):
+        return RequestRefused(status=failed.status, **facts)
+    status, kind = int(failed.detail.get("status", 0)), failed.detail.get("kind")
     if kind in ("rate limited", "account limited"):
-        return RateLimited(problem=gave_up.problem, status=status, attempt=gave_up.attempts)
+        return RateLimited(status=status, **facts)
     if status == 0:
-        return TransportError(
-            problem=gave_up.problem, maybe_billed=kind == "unknown", attempt=gave_up.attempts
-        )
+        return TransportError(maybe_billed=kind == "unknown", **facts)
     if status >= 400:
-        return ProviderDown(problem=gave_up.problem, status=status, attempt=gave_up.attempts)
-    return InvalidResponse(problem=gave_up.problem, attempt=gave_up.attempts)
+        return ProviderDown(status=status, **facts)
+    return InvalidResponse(**facts)

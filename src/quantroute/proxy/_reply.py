@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from decimal import Decimal
 from typing import Any, Final
 
 from quantroute.client import Answer
@@ -20,13 +19,20 @@ from quantroute.errors import (
     RequestRefused,
     TransportError,
 )
-from quantroute.money import to_usd
+from quantroute.money import plain_usd, to_usd
+from quantroute.registry import ModelNotListed
 
-__all__ = ["completion", "error_body", "headers_of", "status_of", "stream"]
+__all__ = ["NotAllowed", "completion", "error_body", "headers_of", "status_of", "stream"]
+
+
+class NotAllowed(QuantrouteError):
+    """The caller may not use this proxy."""
+
 
 #: The status each error has, most special class first. 402 and 4xx are not retried by clients;
 #: 429 and 5xx are, and should be.
 _STATUS: Final[tuple[tuple[type[QuantrouteError], int, str], ...]] = (
+    (NotAllowed, 403, "not_allowed"),
     (BudgetExceeded, 402, "budget_exceeded"),
     (BudgetError, 500, "ledger_error"),
     (NoEligibleEndpoint, 404, "no_eligible_endpoint"),
@@ -34,6 +40,8 @@ _STATUS: Final[tuple[tuple[type[QuantrouteError], int, str], ...]] = (
     (RateLimited, 429, "rate_limited"),
     (TransportError, 504, "transport_error"),
     (ConfigurationError, 400, "invalid_request_error"),
+    (RequestRefused, 400, "request_refused"),
+    (ModelNotListed, 404, "model_not_found"),
     (RegistryError, 503, "registry_error"),
 )
 
@@ -122,7 +130,7 @@ def _facts(answer: Answer) -> dict[str, Any]:
     """Where the answer came from; `cost_usd` is exact text, None until the bill is known."""
     provenance = answer.provenance
     return {
-        "cost_usd": None if answer.cost_pusd is None else _plain(to_usd(answer.cost_pusd)),
+        "cost_usd": None if answer.cost_pusd is None else plain_usd(to_usd(answer.cost_pusd)),
         "endpoint": str(provenance.endpoint.key),
         "provider": provenance.served_provider or provenance.endpoint.provider_name,
         "precision": provenance.precision.quantization.value,
@@ -136,7 +144,3 @@ def _event(body: dict[str, Any]) -> bytes:
     return (
         b"data: " + json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
     )
-
-
-def _plain(usd: Decimal) -> str:
-    return f"{usd:f}"

@@ -122,12 +122,16 @@ def parse_request(
     """
     try:
         fields = json.loads(raw)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigurationError(f"body: not JSON: {error}") from None
-    if isinstance(fields, dict):
-        fields = {name: value for name, value in fields.items() if name not in _HARMLESS}
+    if not isinstance(fields, dict):
+        raise ConfigurationError("body: must be a JSON object")
+    # Null asks for nothing: many libraries send it for whatever was left out.
+    asked = {
+        name: value for name, value in fields.items() if value is not None and name not in _HARMLESS
+    }
     try:
-        body = _Body.model_validate(fields)
+        body = _Body.model_validate(asked)
     except ValidationError as error:
         raise ConfigurationError(_problems(error.errors(include_url=False))) from None
     limits = [limit for limit in (body.max_completion_tokens, body.max_tokens) if limit is not None]

@@ -16,12 +16,19 @@ from typing import Any, Final, Self
 from aiohttp import web
 
 from quantroute._log import get_logger
-from quantroute._loopback import LOOPBACK_NAMES, is_loopback
+from quantroute._loopback import LOOPBACK_NAMES, is_loopback, is_own_page
 from quantroute.client import Answer, Client
-from quantroute.errors import ConfigurationError, QuantrouteError, RateLimited
+from quantroute.errors import ConfigurationError, QuantrouteError, RateLimited, RequestRefused
 from quantroute.ledger import ROOT, Account, check_account
 from quantroute.money import to_usd
-from quantroute.proxy._reply import completion, error_body, headers_of, status_of, stream
+from quantroute.proxy._reply import (
+    NotAllowed,
+    completion,
+    error_body,
+    headers_of,
+    status_of,
+    stream,
+)
 from quantroute.proxy._request import ProxyRequest, parse_request
 
 __all__ = ["DEFAULT_MAX_OUTPUT_TOKENS", "DEFAULT_PORT", "Proxy"]
@@ -138,14 +145,14 @@ class Proxy:
         try:
             self._admit(http)
             request = parse_request(
-                await http.read(),
+                await _body_of(http),
                 account=self._account_of(http),
                 default_max_output_tokens=self._default_max_output_tokens,
                 request_id=request_id,
             )
         except QuantrouteError as error:
             return _failed(error)
-        answering = asyncio.ensure_future(self._answer(request))
+        answering = asyncio.ensure_future(self.client.answer(request.chat))
         self._live.add(answering)
         answering.add_done_callback(self._forget)
         if request.is_streamed:
@@ -161,16 +168,6 @@ class Proxy:
             created_s=int(time.time()),
         )
         return _json(body, headers=headers_of(answer))
-
-    async def _answer(self, request: ProxyRequest) -> Answer:
-        chat = request.chat
-        return await self.client.chat(
-            chat.model,
-            chat.messages,
-            max_output_tokens=chat.max_output_tokens,
-            sampling=chat.sampling,
-            account=chat.account,
-        )
 
     async def _streamed(
         self, http: web.Request, request: ProxyRequest, answering: asyncio.Task[Answer]
@@ -272,10 +269,15 @@ class Proxy:
         if self._token_variable is not None:
             token = os.environ.get(self._token_variable, "")
             given = http.headers.get("Authorization", "").removeprefix("Bearer ")
-            if not token or not hmac.compare_digest(given.encode(), token.encode()):
-                raise _NotAllowed("the API key is not the token this proxy was started with")
+            if not token or not hmac.compare_digest(_raw(given), _raw(token)):
+                raise NotAllowed("the API key is not the token this proxy was started with")
         elif not is_loopback(http.host):
-            raise _NotAllowed(f"this proxy answers to 127.0.0.1 and localhost, not {http.host!r}")
+            raise NotAllowed(f"this proxy answers to 127.0.0.1 and localhost, not {http.host!r}")
+        elif not is_own_page(http.headers.get("Origin")):
+            raise NotAllowed(
+                "this proxy answers no web page from elsewhere: start it with a token "
+                "(--token-env) and send that"
+            )
 
     def _account_of(self, http: web.Request) -> Account:
         name = http.headers.get("x-quantroute-account")
@@ -284,14 +286,23 @@ class Proxy:
         return check_account(f"{self._account}/{name}" if self._account else name)
 
 
-class _NotAllowed(QuantrouteError):
-    """The caller may not; told as 403."""
+def _raw(header: str) -> bytes:
+    """A header as it came: aiohttp keeps odd bytes as surrogates."""
+    return header.encode("utf-8", "surrogateescape")
+
+
+async def _body_of(http: web.Request) -> bytes:
+    try:
+        return await http.read()
+    except web.HTTPRequestEntityTooLarge:
+        raise RequestRefused(
+            problem=f"the body is larger than {_MAX_BODY_BYTES >> 20} MiB; send less", status=413
+        ) from None
 
 
 def _failed(error: QuantrouteError) -> web.Response:
-    status = 403 if isinstance(error, _NotAllowed) else status_of(error)
     headers = {"Retry-After": _RETRY_AFTER_S} if isinstance(error, RateLimited) else None
-    return _json(error_body(error), status=status, headers=headers)
+    return _json(error_body(error), status=status_of(error), headers=headers)
 
 
 def _json(

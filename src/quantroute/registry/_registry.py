@@ -239,8 +239,9 @@ class ProviderRegistry:
         self, model: str, *, refresh: bool, wait: bool = True
     ) -> _Held[EndpointList]:
         self._check_open()
-        if not _MODEL_ID.fullmatch(model) or not {".", ".."}.isdisjoint(model.split("/")):
-            raise RegistryError(
+        is_id = _MODEL_ID.fullmatch(model) and model.isprintable()  # no lone surrogates
+        if not is_id or not {".", ".."}.isdisjoint(model.split("/")):
+            raise ModelNotListed(
                 f"{model!r} is no model id such as 'moonshotai/kimi-k2.5'{self._hint(model)}"
             )
 

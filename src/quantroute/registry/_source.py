@@ -14,7 +14,7 @@ Params = tuple[tuple[str, str], ...]
 
 
 class ModelNotListed(RegistryError):
-    """The catalogue was read and this model is not in it; a retry changes nothing."""
+    """The catalogue does not have this model, or never can; a retry changes nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
