@@ -201,6 +201,7 @@ class TestSampling:
             {"top_k": -1},
             {"stop": ("a", "b", "c", "d", "e")},
             {"stop": ("",)},
+            {"stop": "END"},
             {"reasoning": False, "reasoning_effort": "high"},
         ],
     )
@@ -215,6 +216,10 @@ class TestRowKey:
     def key(self, **changes: object) -> str:
         settings = {"model": "m/x", "messages": self.MESSAGES, "sampling": Sampling(), "rollout": 0}
         return row_key(**(settings | changes))  # type: ignore[arg-type]
+
+    def test_a_list_of_stop_texts_is_as_good_as_a_tuple(self) -> None:
+        given = Sampling(stop=["END"])  # type: ignore[arg-type]
+        assert self.key(sampling=given) == self.key(sampling=Sampling(stop=("END",)))
 
     def test_everything_that_determines_a_row_changes_its_key(self) -> None:
         keys = {
@@ -245,6 +250,7 @@ class TestRowKey:
     [
         [],
         [{"role": "tool", "content": "x"}],
+        [{"role": ["user"], "content": "x"}],
         [{"role": "user", "content": None}],
         [{"role": "user", "content": [{"type": "image_url"}]}],
         [{"role": "user", "content": "\ud800"}],

@@ -44,6 +44,11 @@ from quantroute.money import (
         ({}, None),
         ("1e300", None),
         ("0." + "1" * 60, None),
+        (
+            "0.000000123456789012345678901234567890123",
+            Decimal("123456789012345678901234567890123e-39"),
+        ),
+        ("1e-3000000", None),  # not zero, and no fraction of three million digits
     ],
 )
 def test_published_prices_are_exact_or_unknown(published: object, expected: Decimal | None) -> None:

@@ -208,6 +208,9 @@ class Sampling:
             object.__setattr__(self, name, float(number) + 0.0)
         if self.top_k is not None and self.top_k < 0:
             raise ConfigurationError(f"top_k must not be negative: {self.top_k}")
+        if isinstance(self.stop, str):  # a sequence too: of letters, at each of which to stop
+            raise ConfigurationError(f"stop takes a list of texts: ({self.stop!r},)")
+        object.__setattr__(self, "stop", tuple(self.stop))
         if len(self.stop) > 4 or not all(self.stop):
             raise ConfigurationError("stop takes one to four non-empty strings")
         if self.reasoning is False and self.reasoning_effort not in (None, "none"):
@@ -262,7 +265,7 @@ def check_messages(messages: Sequence[Message]) -> tuple[Message, ...]:
                 f"not {type(message).__name__}"
             )
         role, content = message.get("role"), message.get("content")
-        if role not in _ROLES:
+        if not isinstance(role, str) or role not in _ROLES:
             raise ConfigurationError(
                 f"message {position}: role must be one of {sorted(_ROLES)}, not {role!r}"
             )

@@ -91,6 +91,7 @@ def plain_usd(usd: Decimal | None) -> str | None:
 
 
 _LARGEST_EXPONENT: Final = 400
+_FINEST_EXPONENT: Final = -48
 _MAX_AMOUNT_USD: Final = to_usd(MAX_AMOUNT_PUSD)
 
 
@@ -127,19 +128,22 @@ def parse_price(published: object) -> Decimal | None:
         price = Decimal(published.strip() if isinstance(published, str) else published)
     except InvalidOperation:
         return None
-    if not price.is_finite() or len(price.as_tuple().digits) > 40:
+    if not price.is_finite() or not _is_exact(price):
         return None
     return _in_bounds(price)
 
 
-def _in_bounds(price: Decimal) -> Decimal | None:
-    """A finite price without its sign; None if it is negative or more than anything costs.
+def _is_exact(price: Decimal) -> bool:
+    """Whether a price times any count of tokens is exact in our context, and no giant fraction."""
+    _, digits, exponent = price.as_tuple()
+    return len(digits) <= 40 and int(exponent) >= _FINEST_EXPONENT
 
-    Beyond the exact context (1e-48, or sixty digits) it could not be multiplied exactly.
-    """
-    if (price.is_signed() and price != 0) or price.adjusted() > 6:
+
+def _in_bounds(amount: Decimal) -> Decimal | None:
+    """A finite amount without its sign; None if it is negative or more than anything costs."""
+    if (amount.is_signed() and amount != 0) or amount.adjusted() > 6:
         return None
-    return abs(price)
+    return amount.copy_abs()  # `abs` rounds to 28 digits
 
 
 def parse_reported_usd(reported: object) -> Decimal | None:

@@ -13,6 +13,7 @@ from faults.hostile import (
     COST_PUSD,
     USAGE,
     Asked,
+    Hostile,
     Wire,
     answers,
     chunk,
@@ -22,7 +23,7 @@ from faults.hostile import (
     until,
 )
 from quantroute import Client
-from quantroute.client import GaveUp, RetryPolicy, Timeouts
+from quantroute.client import GaveUp, LocalEndpoint, RetryPolicy, Timeouts
 from quantroute.domain import Sampling
 from quantroute.generation import RowClass, classify
 from registry_support import MODEL, entry
@@ -76,6 +77,24 @@ class TestBills:
             server.generation_data = record | {"upstream_inference_cost": 0.0002}
             assert (await client.reconcile(patience_s=0.0)).settled_by_record == 1
             assert client.ledger.balance().posted_pusd == 210_000_000
+
+    @pytest.mark.parametrize("count", [2**32, 9 * 10**15, 2**60])
+    async def test_a_count_that_cannot_be_true_is_not_said(self, count: int) -> None:
+        """A server of one's own bills by its counts: then the bound is charged, and no more."""
+        usage = {"prompt_tokens": 1, "completion_tokens": count}
+        async with Hostile(answers(completion(usage=usage))) as server:
+            own = LocalEndpoint(
+                name="mine",
+                base_url=server.url,
+                serves=MODEL,
+                quantization="int4",
+                output_usd_per_million="1",
+                answers_as=f"{MODEL}-0127",
+            )
+            async with facing(answers(completion()), local=[own], endpoints=[]) as (client, _):
+                answer = await client.chat(MODEL, "x", max_output_tokens=400)
+                assert answer.flags == ("usage_missing",)
+                assert answer.cost_pusd == client.ledger.balance().posted_pusd == 400 * 10**6
 
 
 class TestKeysUsage:

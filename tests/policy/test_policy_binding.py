@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from decimal import Decimal
+from typing import Any
 
 import pytest
 
@@ -19,9 +20,16 @@ from policy_support import (
     recorded_catalogue,
     recorded_endpoints,
 )
-from quantroute.domain import Endpoint, Provider
+from quantroute.domain import Endpoint, Provider, Quantization
 from quantroute.errors import NoEligibleEndpoint, UnknownName
-from quantroute.policy import BoundPolicy, ExclusionPolicy, pinned_preferences, served_by
+from quantroute.policy import (
+    BoundPolicy,
+    EvidenceRow,
+    EvidenceTable,
+    ExclusionPolicy,
+    pinned_preferences,
+    served_by,
+)
 from quantroute.pricing import PriceOverride, Pricing
 
 LISTING = (SILICONFLOW, MOONSHOT, FIREWORKS)
@@ -126,6 +134,52 @@ def test_twin_that_a_pinned_request_could_reach_takes_both_out() -> None:
     bound = bind(*twins(), exclude=["together#2"])
     assert tags(bound) == []
     assert [reason.code for reason in bound.verdicts[0].excluding] == ["inseparable_twin"]
+
+
+def company(*, usd_out: str = "0.000001", **changes: Any) -> tuple[Endpoint, Endpoint]:
+    """One company under its bare slug, and once more under a tag of its own."""
+    bare = make_endpoint("siliconflow")
+    return bare, make_endpoint("siliconflow/turbo", usd_out=usd_out, **changes)
+
+
+def test_a_bare_slug_that_reaches_an_excluded_endpoint_takes_both_out() -> None:
+    """The service reads `only: [siliconflow]` as all of the company's endpoints."""
+    bound = bind(*company(), exclude=["siliconflow/turbo"])
+    assert tags(bound) == []
+    assert "may be served by 'siliconflow/turbo'" in bound.reasons()[0]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        company(label="fp8")[1],  # kept out by the label
+        company(usd_out="0.000009")[1],  # by the price
+        make_endpoint("siliconflow/flex"),  # a service tier, which a bare slug does not reach
+    ],
+    ids=lambda endpoint: f"{endpoint.tag} {endpoint.quantization_label}",
+)
+def test_a_bare_slug_stays_where_something_keeps_the_excluded_out(other: Endpoint) -> None:
+    assert tags(bind(company()[0], other, exclude=[other.tag])) == ["siliconflow"]
+
+
+def test_what_was_found_out_about_an_endpoint_counts_for_its_company_too() -> None:
+    """One that an audit failed must not serve by way of the bare slug, whoever chooses."""
+    row = EvidenceRow(
+        model=K25,
+        provider="SiliconFlow",
+        tag="siliconflow/turbo",
+        quantization=Quantization.INT4,
+        source="audit",
+        date=AT.date(),
+        expires=AT.date(),
+        failed=True,
+    )
+    evidence = EvidenceTable.builtin().merged(EvidenceTable(serving=(row,)))
+    bound = bind(*company(), MOONSHOT, evidence=evidence)
+    assert tags(bound) == ["moonshotai/int4"]
+    dear = bind(*company(usd_out="0.000009"), evidence=evidence)
+    assert tags(dear) == ["siliconflow"]
+    assert dear.delegable == ()
 
 
 def test_twin_with_another_label_is_kept_out_by_the_label() -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from quantroute.errors import JournalError
-from quantroute.storage import FileLock, atomic_file, atomic_write, is_locked
+from quantroute.storage import FileLock, atomic_file, atomic_folder, atomic_write, is_locked
 
 
 def test_atomic_write_replaces_whole_files(tmp_path: Path) -> None:
@@ -33,6 +34,16 @@ def test_a_failure_half_way_leaves_the_old_file(tmp_path: Path) -> None:
         fail_half_way()
     assert target.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [target]
+
+
+def test_what_a_killed_process_of_our_number_left_is_cleared(tmp_path: Path) -> None:
+    """In a container each run has the same process number."""
+    left = tmp_path / f".out.{os.getpid()}.tmp"
+    left.mkdir()
+    (left / "half").touch()
+    with atomic_folder(tmp_path / "out") as folder:
+        (folder / "whole").touch()
+    assert [item.name for item in tmp_path.rglob("*")] == ["out", "whole"]
 
 
 def test_release_is_idempotent_and_may_remove(tmp_path: Path) -> None:

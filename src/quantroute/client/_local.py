@@ -176,9 +176,13 @@ class LocalEndpoint:
         Never zero for want of a count, unless the server is free.
         """
         if reply.usage is not None:
+            try:
+                amount_pusd = self.endpoint.pricing.charge_pusd(reply.usage, when=when)
+            except ValueError:  # more than any journal can hold: a count that cannot be true
+                return self.bound(bound_pusd, "usage_contradiction")
             return Post(
                 Charge(
-                    amount_pusd=self.endpoint.pricing.charge_pusd(reply.usage, when=when),
+                    amount_pusd=amount_pusd,
                     basis=Basis.PRICED,
                     usage=reply.usage,
                     generation_id=None,

@@ -13,7 +13,7 @@ from quantroute.domain import Endpoint, EndpointKey
 from quantroute.errors import NoEligibleEndpoint
 from quantroute.money import price_text
 from quantroute.policy._preferences import delegated_preferences
-from quantroute.policy._twins import is_unwanted
+from quantroute.policy._twins import answers_to, unwanted_among
 from quantroute.policy._verdict import Verdict
 
 if TYPE_CHECKING:
@@ -52,9 +52,12 @@ class BoundPolicy:
         company: alone the filters of a pinned request keep the unwanted one out, those of several
         endpoints together may not.
         """
-        unwanted = [verdict.endpoint for verdict in self.verdicts if is_unwanted(verdict)]
-        names = {item.tag for item in unwanted} | {item.provider_slug for item in unwanted}
-        return tuple(item for item in self.eligible if item.tag not in names)
+        unwanted = unwanted_among(self.verdicts)
+        return tuple(
+            item
+            for item in self.eligible
+            if not any(answers_to(item.tag, other) for other in unwanted)
+        )
 
     def reasons(self) -> list[str]:
         """One line per excluded endpoint."""

@@ -43,11 +43,13 @@ def atomic_folder(path: Path) -> Iterator[Path]:
     """A new folder, to be filled in the block, that appears under `path` when that ends well.
 
     What stood there before is replaced; if the block raises, it stays as it was. A kill between
-    the last two renames leaves the old folder beside it, as `.<name>.<process>.old`.
+    the last two renames leaves the old folder beside it, as `.<name>.<process>.old`; one before
+    leaves the new folder as `.<name>.<process>.tmp`, for the next process of that number to clear.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     replaced = path.with_name(f".{path.name}.{os.getpid()}.old")
+    shutil.rmtree(temporary, ignore_errors=True)  # in containers each run has the same number
     try:
         temporary.mkdir()
         yield temporary
