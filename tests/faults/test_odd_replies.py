@@ -22,8 +22,8 @@ from faults.hostile import (
     request,
     until,
 )
-from quantroute import Client
-from quantroute.client import GaveUp, LocalEndpoint, RetryPolicy, Timeouts
+from quantroute import Client, ConfigurationError
+from quantroute.client import GaveUp, LocalEndpoint, RetryPolicy, RowRefused, Timeouts
 from quantroute.domain import Sampling
 from quantroute.generation import RowClass, classify
 from registry_support import MODEL, entry
@@ -198,6 +198,32 @@ class TestIds:
             assert await held_ids(client) == ["gen-?"]
         gc.collect()
         assert "never retrieved" not in caplog.text
+
+
+class TestErrors:
+    @pytest.mark.parametrize(
+        ("body", "words"),
+        [
+            ({"object": "error", "message": "context too long", "code": 400}, "context too long"),
+            ({"detail": "no such field"}, "no such field"),
+            ("", "status 400 and no words"),
+        ],
+        ids=str,
+    )
+    async def test_an_error_in_another_servers_form_is_told(self, body: Any, words: str) -> None:
+        """A refusal without a reason helps nobody; SGLang and others have forms of their own."""
+        async with facing(answers(body, status="400 Bad Request")) as (client, _):
+            refused = await client.complete(request())
+        assert isinstance(refused, RowRefused)
+        assert words in refused.problem
+
+
+@pytest.mark.parametrize(
+    "settings", [lambda nan: Timeouts(idle_s=nan), lambda nan: RetryPolicy(base_s=nan)]
+)
+def test_not_a_number_is_no_limit(settings: Any) -> None:
+    with pytest.raises(ConfigurationError):
+        settings(float("nan"))
 
 
 class TestEvents:

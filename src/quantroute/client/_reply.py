@@ -168,7 +168,7 @@ class BodyDecoder:
             is_complete=wire is not None,
             retry_after_s=self.retry_after_s,
             flags=flags,
-            excerpt="" if wire is not None else _excerpt(raw),
+            excerpt="" if wire is not None and self.http_status < 300 else _excerpt(raw),
         )
 
 
@@ -315,7 +315,9 @@ class _Assembly:
         )
         error = self._error
         if error is None and not 200 <= self.http_status < 300:
-            error = ServiceError(status=None, message=self.redactor.text(excerpt))
+            # Not the service's form of an error: what was said all the same, `detail` or a page.
+            said = self.redactor.text(excerpt) or f"status {self.http_status} and no words"
+            error = ServiceError(status=None, message=said)
         return Reply(
             http_status=self.http_status,
             is_json=is_json,

@@ -32,7 +32,7 @@ class RetryPolicy:
     def __post_init__(self) -> None:
         if self.max_attempts < 1 or self.max_paid_attempts < 1:
             raise ConfigurationError("max_attempts and max_paid_attempts must be at least 1")
-        if min(self.base_s, self.cap_s, self.rate_limit_budget_s) < 0:
+        if not all(item >= 0 for item in (self.base_s, self.cap_s, self.rate_limit_budget_s)):
             raise ConfigurationError("retry times must not be negative")
 
 

@@ -61,7 +61,8 @@ class SettlingSettings:
 
     def __post_init__(self) -> None:
         positive = (self.poll_s, self.first_pause_s, self.longest_pause_s, self.per_s)
-        if min(positive) <= 0 or self.at_once < 1 or self.patience_s < 0:
+        is_possible = all(item > 0 for item in positive) and self.patience_s >= 0  # NaN is not
+        if not is_possible or self.at_once < 1:
             raise ConfigurationError(
                 "settling needs positive pauses and pace, at_once >= 1 and patience_s >= 0"
             )

@@ -58,7 +58,7 @@ class Timeouts:
     def __post_init__(self) -> None:
         for name in ("connect_s", "first_byte_s", "idle_s", "total_s"):
             limit = getattr(self, name)
-            if limit is not None and limit <= 0:
+            if limit is not None and not limit > 0:  # written so that NaN is refused
                 raise ConfigurationError(f"{name} must be positive or None, not {limit}")
 
 
