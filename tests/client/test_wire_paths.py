@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from property_support import examples
+from quantroute._json import loads
 from quantroute.client import _reply
 from quantroute.client._reply import BodyDecoder, Reply, StreamDecoder
 from quantroute.client._wire import UsualReply, read_usual
@@ -161,4 +162,4 @@ def test_a_body_that_is_not_utf_8_is_no_answer_in_either_way() -> None:
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16-le"])
 def test_bytes_are_read_in_the_encodings_of_json(encoding: str) -> None:
     """As the standard library reads them, with or without a byte-order mark."""
-    assert _reply.loads('{"ü": 1}'.encode(encoding)) == {"ü": 1}
+    assert loads('{"ü": 1}'.encode(encoding)) == {"ü": 1}

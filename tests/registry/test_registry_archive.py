@@ -10,6 +10,7 @@ from decimal import Decimal
 
 import pytest
 
+from quantroute._json import loads
 from quantroute.domain import Endpoint, Quantization
 from quantroute.registry import (
     Change,
@@ -20,7 +21,6 @@ from quantroute.registry import (
     compare,
 )
 from quantroute.registry._endpoints import parse_endpoints
-from quantroute.registry._json import loads
 from registry_support import DATA, MODEL
 
 pytestmark = pytest.mark.skipif(

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quantroute._json import dumps, loads
 from quantroute.domain import EndpointKey, Quantization
 from quantroute.errors import ConfigurationError, RegistryError
 from quantroute.registry import EndpointList, ModelQuery
 from quantroute.registry._endpoints import parse_endpoints
-from quantroute.registry._json import dumps, loads
 from quantroute.registry._models import parse_models
 from quantroute.registry._providers import parse_providers
 from registry_support import MODEL, entry, listing, model_row

@@ -498,7 +498,7 @@ async def test_a_snapshot_that_fails_leaves_the_old_file(
     async with registry:
         with pytest.raises(ModelNotListed):
             await registry.snapshot(target, models=["x/gone"])
-        for nowhere in (tmp_path / "no" / "folder.json", folder):
+        for nowhere in (target / "no-folder.json", folder):
             with pytest.raises(RegistryError, match="not written"):
                 await registry.snapshot(nowhere, models=[])
     assert json.loads(target.read_text()) == {"old": True}

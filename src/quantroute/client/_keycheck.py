@@ -8,8 +8,8 @@ from decimal import Decimal
 
 from quantroute._headers import http_date
 from quantroute._http import Service, SessionPool
+from quantroute._json import loads
 from quantroute.client._accounts import KeyUsage
-from quantroute.client._reply import loads
 from quantroute.client._transport import Timeouts, Transport
 from quantroute.client._wire import WireKey
 from quantroute.clock import SystemClock

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from decimal import Decimal, InvalidOperation
-from typing import Any, Final
+from decimal import Decimal
+from typing import Final
 
 from msgspec import Struct
 
 from quantroute._headers import wait_of
+from quantroute._json import loads
 from quantroute.client._sse import EventStream
 from quantroute.client._wire import (
     AnyMessage,
@@ -33,12 +34,10 @@ __all__ = [
     "ServiceError",
     "StreamDecoder",
     "billed_usd",
-    "loads",
     "shortened",
     "storable",
 ]
 
-_LARGEST_EXPONENT: Final = 400
 _LONGEST_NAME: Final = 400
 
 
@@ -87,33 +86,6 @@ class Reply(Struct, frozen=True, kw_only=True):
     def has_text(self) -> bool:
         """Whether the model produced anything at all."""
         return bool(self.content or self.reasoning)
-
-
-def loads(raw: str | bytes) -> Any:
-    """JSON with exact numbers; what no count or amount can be (NaN, 1e999) becomes None.
-
-    Raises:
-        ValueError: not JSON, or nested beyond what can be read.
-    """
-    try:
-        if isinstance(raw, bytes):
-            raw = raw.decode(json.detect_encoding(raw), "surrogatepass")
-        return _decode(raw)
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
-
-
-def _number(digits: str) -> Decimal | None:
-    try:
-        number = Decimal(digits)
-    except InvalidOperation:
-        return None
-    # 1e999999999 is eleven bytes of JSON and a gigabyte as an int.
-    return number if abs(number.adjusted()) <= _LARGEST_EXPONENT else None
-
-
-# Made once: json.loads with options makes a decoder per call.
-_decode = json.JSONDecoder(parse_float=_number, parse_constant=lambda _: None).decode
 
 
 def _read(raw: bytes) -> AnyReply | None:

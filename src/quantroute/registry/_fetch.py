@@ -13,10 +13,10 @@ from yarl import URL
 
 from quantroute._headers import retry_after_s
 from quantroute._http import Service, SessionPool
+from quantroute._json import dumps, loads
 from quantroute._log import get_logger
 from quantroute.clock import Clock
 from quantroute.errors import KeyRejected, RegistryError
-from quantroute.registry._json import dumps, loads
 from quantroute.registry._source import ModelNotListed, Params, Reading, is_error_body
 from quantroute.secrets import EnvKey, Redactor
 

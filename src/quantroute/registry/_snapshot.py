@@ -7,18 +7,17 @@ answered it, unknown fields included; a name that ends in `.gz` is compressed.
 from __future__ import annotations
 
 import gzip
-import os
-import tempfile
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from quantroute._json import dumps, loads
 from quantroute.errors import RegistryError
-from quantroute.registry._json import dumps, loads
 from quantroute.registry._models import closest
 from quantroute.registry._source import ModelNotListed, Params, Reading
+from quantroute.storage import atomic_write
 
 __all__ = ["Snapshot", "read_snapshot", "write_snapshot"]
 
@@ -117,24 +116,9 @@ def write_snapshot(
     if path.suffix == ".gz":
         raw = gzip.compress(raw, mtime=0)  # equal catalogues give equal files
     try:
-        _replace(path, raw)
+        atomic_write(path, raw)
     except OSError as error:
         raise RegistryError(f"{path}: snapshot not written: {error}") from error
-
-
-def _replace(path: Path, raw: bytes) -> None:
-    handle, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(raw)
-            file.flush()
-            os.fsync(file.fileno())
-        # mkstemp makes files for the owner only; a catalogue is public and no secret.
-        Path(draft).chmod(0o644)
-        Path(draft).replace(path)
-    except BaseException:
-        Path(draft).unlink(missing_ok=True)
-        raise
 
 
 def _unix_s(captured_at: object, fallback_s: float) -> float:

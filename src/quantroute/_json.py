@@ -1,4 +1,4 @@
-"""JSON without floats: numbers come in as `int` or `Decimal` and go out as they were written."""
+"""A service's JSON: no floats, numbers come in as `int` or `Decimal` and go out as written."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ _LONGEST_INT: Final = 30
 _LARGEST_EXPONENT: Final = 400
 
 
-def loads(text: str) -> object:
+def loads(raw: str | bytes) -> object:
     """The value of a JSON text; NaN for numbers that no price or count can be.
 
     Raises:
         ValueError: not JSON, or nested beyond what can be read.
     """
     try:
-        value: object = json.loads(
-            text, parse_float=_decimal, parse_int=_integer, parse_constant=_decimal
-        )
+        if isinstance(raw, bytes):
+            raw = raw.decode(json.detect_encoding(raw), "surrogatepass")
+        value: object = _decode(raw)
     except RecursionError:
         raise ValueError("nested too deeply") from None
     return value
@@ -54,3 +54,9 @@ def _decimal(text: str) -> Decimal:
     if not number.is_finite() or abs(number.adjusted()) > _LARGEST_EXPONENT:
         return _NAN
     return number
+
+
+# Made once: json.loads with options makes a decoder per call.
+_decode: Final = json.JSONDecoder(
+    parse_float=_decimal, parse_int=_integer, parse_constant=_decimal
+).decode
