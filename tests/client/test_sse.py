@@ -67,9 +67,3 @@ def test_any_cutting_gives_the_same_events(stream: bytes, sizes: list[int]) -> N
 @given(st.binary(max_size=200))
 def test_rubbish_never_raises(rubbish: bytes) -> None:
     whole(rubbish)
-
-
-def test_comments_are_counted() -> None:
-    parser = EventStream()
-    parser.feed(b": a\n\n: b\n\ndata: x\n\n")
-    assert parser.comments == 2

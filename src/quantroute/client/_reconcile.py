@@ -60,10 +60,11 @@ class Reconciliation:
     """What a pass over the held entries achieved. Units: pico-dollars.
 
     `key_difference_pusd` is the key's usage since the baseline minus what the ledger has posted:
-    zero when both agree, positive for other use of the key or entries still held, None if the
-    service did not say or the ledger has no baseline for this key. `key` says the same at length,
-    as things stand after the pass. `quiet_in_s` is how long it takes until what is held without a
-    record is old enough for the key's usage to settle it; 0 if age is not what it waits for.
+    zero when both agree, positive for other use of the key, entries still held and what was open at
+    the baseline, None if the service did not say or there is no baseline for this key. `key` says
+    the same at length, as things stand after the pass. `quiet_in_s` is how long it takes until what
+    is held without a record is old enough for the key's usage to settle it; 0 if age is not what it
+    waits for.
     """
 
     settled_by_record: int = 0
@@ -106,7 +107,7 @@ class Reconciler:
             return
         open_pusd = self.ledger.balance().pending_pusd
         told_pusd = await self._posted_through_key_pusd() + open_pusd
-        await self.ledger.note(self._open_name(), str(open_pusd))
+        await self.ledger.note(self._open_name(), str(open_pusd), keep=not renew)
         await self.ledger.note(name, str(to_pusd(usage.usage_usd) - told_pusd), keep=not renew)
 
     async def key_usage(self) -> KeyUsage | None:

@@ -18,7 +18,6 @@ _BOM = b"\xef\xbb\xbf"
 class EventStream:
     """Feed it chunks as they come; it yields the payload of each finished event, in order."""
 
-    comments: int = 0
     _pending: list[bytes] = field(default_factory=list, init=False)
     _data: list[bytes] = field(default_factory=list, init=False)
     _has_started: bool = field(default=False, init=False)
@@ -63,10 +62,8 @@ class EventStream:
                 if self._data:
                     events.append(b"\n".join(self._data))
                     self._data.clear()
-            elif line.startswith(b":"):
-                self.comments += 1
             else:
-                name, _, value = line.partition(b":")
+                name, _, value = line.partition(b":")  # of a comment the name is empty
                 if name == b"data":
                     self._data.append(value.removeprefix(b" "))
         return events
