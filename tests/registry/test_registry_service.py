@@ -293,7 +293,9 @@ async def test_a_model_that_went_away_is_not_served_from_memory(
                 await registry.endpoints(MODEL, refresh=refresh)
 
 
-@pytest.mark.parametrize("model", ["", "kimi", "a/../../key", "a/b?x=1", "a/b#c", "a b/c", "a//b"])
+@pytest.mark.parametrize(
+    "model", ["", "kimi", "a/../../key", "a/b?x=1", "a/b#c", "a b/c", "a//b", "a/\ud800"]
+)
 async def test_what_is_no_model_id_never_reaches_the_wire(
     catalogue: FakeCatalogue, registry: ProviderRegistry, model: str
 ) -> None:
@@ -322,6 +324,10 @@ async def test_variants_and_dated_ids_are_asked_for_as_they_are(
         (
             lambda request: web.Response(status=302, headers={"Location": "https://login.test/x"}),
             "redirected to login.test",
+        ),
+        (
+            lambda request: web.Response(status=307, headers={"Location": "http://[bad"}),
+            "redirected to another place",
         ),
     ],
 )

@@ -160,8 +160,9 @@ def _body(answer: _Answer, *, path: str, model: str | None, redactor: Redactor) 
         RegistryError: asking again is pointless.
     """
     if 300 <= answer.status < 400:
-        host = URL(answer.location or "").host or "another place"
-        raise RegistryError(f"catalogue {path} is redirected to {host}; correct base_url")
+        raise RegistryError(
+            f"catalogue {path} is redirected to {_host(answer.location)}; correct base_url"
+        )
     body = _parsed(answer, redactor)
     status = answer.status
     if status == 200 and is_error_body(body):
@@ -177,6 +178,13 @@ def _body(answer: _Answer, *, path: str, model: str | None, redactor: Redactor) 
     if status == 404 and model is not None and body is not None:
         raise ModelNotListed(f"the service lists no model {model}; check base_url and the model id")
     raise RegistryError(f"catalogue {path}: {problem}; check base_url and the model id")
+
+
+def _host(location: str | None) -> str:
+    try:
+        return URL(location or "").host or "another place"
+    except ValueError:
+        return "another place"
 
 
 def _parsed(answer: _Answer, redactor: Redactor) -> object:
