@@ -23,6 +23,7 @@ from quantroute.client._body import encode_body
 from quantroute.client._booking import book
 from quantroute.client._catalogue import Offers, TooLong
 from quantroute.client._classify import Classified, Kind, classify
+from quantroute.client._delegated import Served
 from quantroute.client._engine import Engine
 from quantroute.client._local import LocalRoute
 from quantroute.client._observe import attempt_of
@@ -118,12 +119,14 @@ class RowRun:
         except (ConfigurationError, KeyRejected):  # no session to send it by, or no key
             await self._never_sent(lease, entry_id)
             raise
-        except BaseException:
+        except BaseException as error:
             # Cancelled, or a bug: the request may be under way, so the reservation stays.
             self.engine.dispatcher.release(lease, Feedback.NEUTRAL)
-            # With a broken store the next opening holds it; the cancellation is what must be told.
+            is_cancelled = isinstance(error, asyncio.CancelledError)
+            why = "cancelled" if is_cancelled else type(error).__name__
+            # With a broken store the next opening holds it; what happened is what must be told.
             with contextlib.suppress(JournalError):
-                await self.engine.ledger.hold(entry_id, reason="cancelled while in flight")
+                await self.engine.ledger.hold(entry_id, reason=f"{why} while in flight")
             raise
         local = self._local(lease.candidate)
         outcome = classify(exchange.reply)
@@ -139,13 +142,7 @@ class RowRun:
             is_mismatch="served_mismatch" in served.flags,
             is_elsewhere=self._rests(lease, outcome, exchange, offers),
         )
-        when = datetime.fromtimestamp(self.engine.clock.time_s(), UTC)
-        if local is None:
-            settlement = settle(exchange.reply, pricing=served.pricing, when=when)
-        else:
-            settlement = local.spec.settle(
-                exchange.reply, bound_pusd=lease.candidate.worst_pusd, when=when
-            )
+        settlement = self._settlement(lease.candidate, exchange, served)
         if outcome.kind is Kind.ANSWER:
             answer = answer_of(
                 exchange,
@@ -299,6 +296,14 @@ class RowRun:
             self.engine.note_success(lease.candidate.endpoint.key)
 
     # -- settling ---------------------------------------------------------------------------------
+
+    def _settlement(self, candidate: Candidate, exchange: Exchange, served: Served) -> Settlement:
+        """By the service's word, or by the owner's rules for a server of one's own."""
+        local = self._local(candidate)
+        when = datetime.fromtimestamp(self.engine.clock.time_s(), UTC)
+        if local is None:
+            return settle(exchange.reply, pricing=served.pricing, when=when)
+        return local.spec.settle(exchange.reply, bound_pusd=candidate.worst_pusd, when=when)
 
     async def _settle_answer(
         self, answer: Answer, entry_id: EntryId, settlement: Settlement
