@@ -25,6 +25,7 @@ from faults.hostile import (
 from quantroute import Client, ConfigurationError
 from quantroute.client import GaveUp, LocalEndpoint, RetryPolicy, RowRefused, Timeouts
 from quantroute.domain import Sampling
+from quantroute.errors import CreditsExhausted
 from quantroute.generation import RowClass, classify
 from registry_support import MODEL, entry
 
@@ -216,6 +217,14 @@ class TestErrors:
             refused = await client.complete(request())
         assert isinstance(refused, RowRefused)
         assert words in refused.problem
+
+    @pytest.mark.parametrize("media", ["application/json", "application/problem+json", "text/json"])
+    async def test_an_error_instead_of_a_stream_is_read_as_what_it_is(self, media: str) -> None:
+        body = {"error": {"code": 402, "message": "Insufficient credits"}}
+        chat = answers(body, headers=[f"Content-Type: {media}"])
+        async with facing(chat) as (client, _):
+            with pytest.raises(CreditsExhausted):
+                await client.chat(MODEL, "x", stream=True)
 
 
 @pytest.mark.parametrize(

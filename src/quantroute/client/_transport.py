@@ -280,7 +280,7 @@ class Transport:
         # What came decides, not what was asked: an error before the stream is a plain JSON body.
         media = media_type(response.headers)
         is_events = media == "text/event-stream"
-        if is_streamed and response.status == 200 and media != "application/json":
+        if is_streamed and response.status == 200 and not media.endswith("json"):
             is_events = True
         decoder = StreamDecoder if is_events else BodyDecoder
         generation_id = header(response.headers, _GENERATION_ID)
