@@ -250,6 +250,23 @@ async def test_one_ledger_opens_once_at_a_time() -> None:
     await ledger.aclose()  # idempotent
 
 
+async def test_a_living_owner_is_known_by_whatever_name_the_file_is_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a link, or from another folder: its reservations are not those of a dead process."""
+    for name in ("real", "linked"):
+        (tmp_path / name).mkdir()
+    link = tmp_path / "linked" / "l.sqlite"
+    monkeypatch.chdir(tmp_path / "real")
+    async with BudgetLedger.open("l.sqlite", cap="5") as one:
+        await one.reserve(1_000)
+        link.symlink_to(tmp_path / "real" / "l.sqlite")
+        monkeypatch.chdir(tmp_path)
+        async with BudgetLedger.open(link) as two:
+            assert two.balance().held_entries == 0
+    assert [item.name for item in (tmp_path / "real").iterdir()] == ["l.sqlite"]
+
+
 async def test_dropping_an_open_ledger_warns() -> None:
     """Money under way would be forgotten until the next opening."""
     ledgers = [BudgetLedger.in_memory(cap="1")]

@@ -82,6 +82,7 @@ class BudgetLedger(Recorder):
         self._books = Books()
         self.store = SqliteStore(self._path, SCHEMA, participants=[self._books])
         """The file; rows written through `also` or `store.submit` share its transactions."""
+        self._file = Path(self._path)
         self._owner_lock: FileLock | None = None
         self._balances: dict[Account, tuple[AccountState, Balance]] = {}
 
@@ -131,8 +132,7 @@ class BudgetLedger(Recorder):
         self.store.open()
         self._begin(secrets.token_hex(6))
         try:
-            if self._path != MEMORY:
-                self._owner_lock = FileLock(self._owner_file(self._owner)).acquire()
+            self._lock_owner_file()
             await self.store.submit(self._settle_in)
         except BaseException:
             self._owner = ""
@@ -204,15 +204,21 @@ class BudgetLedger(Recorder):
         """Remove what killed processes left; not young files, whose owner may be about to lock."""
         if self._path == MEMORY:
             return
-        path = Path(self._path)
-        for file in path.parent.glob(f"{glob.escape(path.name)}.owner-*.lock"):
+        for file in self._file.parent.glob(f"{glob.escape(self._file.name)}.owner-*.lock"):
             with contextlib.suppress(FileNotFoundError):  # its owner may be closing just now
                 is_old = time.time() - file.stat().st_mtime > _YOUNG_FILE_S
                 if is_old and not is_locked(file):
                     file.unlink()
 
+    def _lock_owner_file(self) -> None:
+        if self._path == MEMORY:
+            return
+        # One name for all who open the file, by whatever link, and for good: folders are changed.
+        self._file = Path(self._path).resolve()
+        self._owner_lock = FileLock(self._owner_file(self._owner)).acquire()
+
     def _owner_file(self, owner: str) -> Path:
-        return Path(f"{self._path}.owner-{owner}.lock")
+        return Path(f"{self._file}.owner-{owner}.lock")
 
     # -- reserving --------------------------------------------------------------------------------
 
