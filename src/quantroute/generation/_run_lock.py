@@ -24,7 +24,7 @@ def locked_run(path: str, name: str, shard: Shard | None) -> Iterator[None]:
     if path == MEMORY:
         yield
         return
-    store = Path(path)
+    store = Path(path).resolve()  # by whatever link it is opened
     begin = f"{store.name}.run-{name}"
     part = "" if shard is None else f".{shard.folder}"
     with FileLock(store.with_name(f"{begin}{part}.lock")) as mine:
