@@ -149,8 +149,9 @@ class Onlooker:
 
     def _is_live(self, run: str) -> bool:
         """Whether anybody works on the run, or on a part of it, in this file."""
-        begin = glob.escape(f"{self.path.name}.run-{run}")
-        return any(map(is_locked, self.path.parent.glob(f"{begin}*.lock")))
+        store = self.path.resolve()  # locks lie beside the file itself, not beside a link to it
+        begin = glob.escape(f"{store.name}.run-{run}")
+        return any(map(is_locked, store.parent.glob(f"{begin}*.lock")))
 
     def _run(self, connection: sqlite3.Connection) -> StoredRun:
         try:
