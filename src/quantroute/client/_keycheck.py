@@ -66,7 +66,9 @@ async def check_key(service: Service, key: EnvKey) -> KeyStatus:
         )
     usage = key_usage_of(body) if status == 200 else None
     if usage is None:
-        raise InvalidResponse(problem=f"/key answered with status {status} and no usage")
+        raise InvalidResponse(
+            problem=f"/key answered with status {status} and no usage; check base_url"
+        )
     wire = WireKey.model_validate(data_of(body))
     return KeyStatus(
         usage=usage,
