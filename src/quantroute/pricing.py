@@ -24,6 +24,9 @@ __all__ = [
 ]
 
 
+_MOST_TOKENS: Final = 2**40
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenUsage:
     """Tokens of one answer, in the model's own tokenizer.
@@ -48,6 +51,17 @@ class TokenUsage:
         ):
             if count is not None and count < 0:
                 raise ValueError(f"a token count cannot be negative: {self}")
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether an answer can have had so many tokens, and a journal can add them up."""
+        return (
+            self.input_tokens <= _MOST_TOKENS
+            and self.output_tokens <= _MOST_TOKENS
+            and (self.reasoning_tokens or 0) <= _MOST_TOKENS
+            and (self.cached_tokens or 0) <= _MOST_TOKENS
+            and (self.cache_write_tokens or 0) <= _MOST_TOKENS
+        )
 
     @property
     def contradictions(self) -> tuple[str, ...]:

@@ -151,10 +151,11 @@ class TestBodies:
             USAGE | {"cost": 1e30},
             USAGE | {"completion_tokens": 2**50},
             USAGE | {"completion_tokens": 2**50, "cost": 0},
+            USAGE | {"prompt_tokens_details": {"cached_tokens": 2**50}},
             USAGE
             | {"cost": 9e6, "is_byok": True, "cost_details": {"upstream_inference_cost": 9e6}},
         ],
-        ids=["beyond the journal", "absurd", "tokens", "tokens for nothing", "sum"],
+        ids=["beyond the journal", "absurd", "tokens", "tokens for nothing", "cached", "sum"],
     )
     async def test_an_impossible_bill_is_held_and_the_answer_kept(self, usage: Any) -> None:
         """One liar must not end the run; its reservation stays counted until the record tells."""
@@ -163,6 +164,7 @@ class TestBodies:
             assert answer.content == "Blue."
             balance = client.ledger.balance()
             assert (balance.held_entries, balance.posted_pusd) == (1, 0)
+            assert answer.cost_pusd is None
             await client.ledger.verify()
 
     async def test_bills_that_together_exceed_the_journal(self) -> None:

@@ -175,10 +175,12 @@ class LocalEndpoint:
 
         Never zero for want of a count, unless the server is free.
         """
+        if reply.usage is not None and not reply.usage.is_possible:
+            return self.bound(bound_pusd, "usage_contradiction")
         if reply.usage is not None:
             try:
                 amount_pusd = self.endpoint.pricing.charge_pusd(reply.usage, when=when)
-            except ValueError:  # more than any journal can hold: a count that cannot be true
+            except ValueError:  # more than any journal can hold
                 return self.bound(bound_pusd, "usage_contradiction")
             return Post(
                 Charge(

@@ -47,6 +47,8 @@ def settle(reply: Reply, *, pricing: Pricing, when: datetime) -> Settlement:
         pricing: of the endpoint the request was pinned to.
         when: moment of the answer (UTC), for prices that depend on the hour.
     """
+    if reply.usage is not None and not reply.usage.is_possible:
+        return Hold(f"an impossible bill: {reply.usage}")
     try:
         return _settle(reply, pricing, when)
     except ValueError as error:  # more than any journal can hold: a figure that cannot be true

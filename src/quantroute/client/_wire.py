@@ -42,10 +42,6 @@ __all__ = [
 ]
 
 
-#: A thousand times any context: an answer that claims more does not know what it says.
-_MOST_TOKENS: Final = 2**32
-
-
 def _or_none(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
     try:
         return validate(value)
@@ -63,7 +59,7 @@ def _count(value: Any) -> int | None:
         return None
     if not number.is_finite() or number < 0 or number != number.to_integral_value():
         return None
-    return int(number) if number < _MOST_TOKENS else None
+    return int(number) if number < 2**53 else None
 
 
 def _code(value: Any) -> int | None:
@@ -188,7 +184,7 @@ class WireReply(_Wire):
         return next((choice for choice in self.choices or () if choice), None)
 
 
-UsualCount: TypeAlias = Annotated[int, Meta(ge=0, lt=_MOST_TOKENS)] | None
+UsualCount: TypeAlias = Annotated[int, Meta(ge=0, lt=2**53)] | None
 UsualAmount: TypeAlias = Decimal | None
 """Made of the number's text, or of the text itself; never by way of a float."""
 

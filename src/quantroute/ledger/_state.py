@@ -62,13 +62,10 @@ from quantroute.ledger._records import (
 from quantroute.money import MAX_AMOUNT_PUSD, NO_CAP, Cap
 from quantroute.pricing import TokenUsage
 
-__all__ = ["MAX_TOKENS", "OVERRUN", "AccountState", "LedgerState", "OpenEntry", "reserved_by"]
+__all__ = ["OVERRUN", "AccountState", "LedgerState", "OpenEntry", "reserved_by"]
 
 OVERRUN: Final = "overrun"
 """Flag of a charge above its reservation."""
-
-MAX_TOKENS: Final = 2**40
-"""Most tokens one answer may claim, so that no sum of a journal column overflows."""
 
 # Names for what each entry asks: Python 3.11 takes a hundred steps to look up a member of an Enum.
 _RESERVED: Final = EntryStatus.RESERVED
@@ -233,8 +230,8 @@ class LedgerState:
                 state=f"of {record.charge.generation_id}, whose record is posted already",
                 transition="post",
             )
-        if usage is not None and max(usage.input_tokens, usage.output_tokens) > MAX_TOKENS:
-            raise ValueError(f"a usage of more than {MAX_TOKENS} tokens cannot be true")
+        if usage is not None and not usage.is_possible:
+            raise ValueError(f"a usage that cannot be true: {usage}")
         _check_amount(self.accounts[ROOT].posted_pusd + amount_pusd)  # no account has more
 
     def _open(self, entry_id: EntryId, transition: str) -> OpenEntry:
