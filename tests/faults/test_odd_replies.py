@@ -14,11 +14,13 @@ from faults.hostile import (
     USAGE,
     Asked,
     Hostile,
+    LoopClock,
     Wire,
     answers,
     chunk,
     completion,
     facing,
+    leaping,
     request,
     until,
 )
@@ -137,6 +139,31 @@ class TestKeysUsage:
             await client.note_baseline()
             await client.reconcile(patience_s=0.0, quiet_s=0.0)
             assert client.ledger.balance().posted_pusd == bound_pusd
+
+    def test_a_record_that_never_comes_does_not_hold_up_the_others(self) -> None:
+        """What the key spent covers it as well, once it is as old as what has no id."""
+
+        async def chat(wire: Wire, asked: Asked) -> None:
+            server.key_data = {"usage": 0.0001}
+            if len(server.chats) == 1:
+                await wire.answer(completion(usage=...))
+            else:
+                await wire.hang_up()
+
+        async def main() -> None:
+            nonlocal server
+            settings = {"retry": ONE_TRY, "key_data": {"usage": 0}, "clock": LoopClock()}
+            async with facing(chat, **settings) as (client, server):
+                for _ in range(2):
+                    await client.complete(request())
+                assert (await client.reconcile(patience_s=0.0, quiet_s=0.0)).still_held == 2
+                await asyncio.sleep(60.0)
+                done = await client.reconcile(patience_s=0.0, quiet_s=0.0)
+                assert (done.settled_by_key_usage, done.still_held) == (2, 0)
+                assert client.ledger.balance().posted_pusd == 10**8
+
+        server = Hostile(chat)
+        leaping(main())
 
 
 class TestHints:

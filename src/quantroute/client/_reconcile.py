@@ -5,9 +5,9 @@ killed run, an answer without usage. Two sources settle it later, in this order.
 
 1. The generation record. Entries whose id was seen (it comes with the answer's headers) are looked
    up at `/generation`; the record appears some seconds after the answer, so 404 means "ask again".
-2. The key's usage. An entry whose id was never seen cannot be looked up. But `/key` says what the
-   key has spent in all. Once nothing is in flight and the entries are old enough that the service
-   has finished with them,
+2. The key's usage. An entry whose id was never seen cannot be looked up, and some records never
+   come. But `/key` says what the key has spent in all. Once nothing is in flight and the entries
+   are old enough that the service has finished with them,
 
        (usage now - usage at the baseline) - (posted since the baseline) = what they cost together
 
@@ -127,8 +127,9 @@ class Reconciler:
         """One pass over everything that is held. Call it when nothing is in flight.
 
         Args:
-            quiet_s: entries without an id are settled by the key's usage only when older than
-                this; it must exceed the time the service may still work on a lost request.
+            quiet_s: entries without an id, or whose record has not come, are settled by the key's
+                usage only when older than this; it must exceed the time the service may still work
+                on a lost request.
             charge_bound: charge what remains unknown at its full reservation.
             patience_s: how long to wait for a generation record to appear.
         """
@@ -318,7 +319,8 @@ class Reconciler:
         if remainder is None:
             return 0, None
         oldest_first = sorted(entries, key=lambda entry: entry.reserved_at_s)
-        has_lookups = bool(await self._with_record(entries))
+        # A record that has not come by now never will, and the key has spent its cost as well.
+        has_lookups = self._quiet_in_s(await self._with_record(entries), _RECORD_PATIENCE_S) > 0
         balance = self.ledger.balance()
         is_busy = balance.open_entries > balance.held_entries  # others' requests are under way
         is_young = self._quiet_in_s(entries, quiet_s) > 0
