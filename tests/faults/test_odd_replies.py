@@ -8,6 +8,7 @@ import json
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from faults.hostile import (
     COST_PUSD,
@@ -29,6 +30,7 @@ from quantroute.client import GaveUp, LocalEndpoint, RetryPolicy, RowRefused, Ti
 from quantroute.domain import Sampling
 from quantroute.errors import CreditsExhausted
 from quantroute.generation import RowClass, classify
+from quantroute.storage import Work
 from registry_support import MODEL, entry
 
 pytestmark = pytest.mark.usefixtures("key")
@@ -105,6 +107,16 @@ class TestBills:
                 answer = await client.chat(MODEL, "x", max_output_tokens=400)
                 assert answer.flags == (flag,)
                 assert answer.cost_pusd == client.ledger.balance().posted_pusd == 400 * 10**6
+
+    async def test_text_that_cannot_be_stored_is_not_told_as_an_impossible_bill(self) -> None:
+        def sink(*_: object) -> Work[None]:
+            return lambda connection: connection.execute("SELECT ?", ("\ud800",)).close()
+
+        async with facing(answers(completion())) as (client, _):
+            with capture_logs() as events, pytest.raises(UnicodeEncodeError):
+                await client.complete(request(), sink=sink)
+            assert client.ledger.balance().posted_pusd == COST_PUSD
+        assert "charge not credible" not in [event["event"] for event in events]
 
 
 class TestKeysUsage:

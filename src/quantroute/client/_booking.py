@@ -25,6 +25,8 @@ async def book(
         case Post(charge):
             try:
                 await ledger.post(entry_id, charge, also=also)
+            except UnicodeError:
+                raise  # of the text that comes along, not of the bill
             except ValueError as error:
                 # A bill that no ledger can hold. It is not posted, and not forgotten either.
                 reason = f"an impossible bill: {error}"
