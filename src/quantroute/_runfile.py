@@ -15,6 +15,7 @@ from typing import Any, Final, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from quantroute.domain import fit_for_path
 from quantroute.errors import ConfigurationError
 
 __all__ = ["RunFile", "Table"]
@@ -24,6 +25,9 @@ _KNOWN: Final = frozenset(
     {"run", "policy", "sampling", "dataset", "local"}
     | {"extract", "data", "train", "evaluate", "deploy", "audit"}
 )
+
+
+_EXPECTED: Final = "a run file is expected here, `quantroute init --prompts FILE` writes one"
 
 
 class Table(BaseModel):
@@ -52,7 +56,7 @@ class RunFile:
         """
         path = Path(path)
         try:
-            text = path.read_text(encoding="utf-8")
+            text = path.read_text(encoding="utf-8-sig")  # some editors begin with a byte order mark
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigurationError(f"{path}: cannot be read: {error}") from error
         try:
@@ -60,7 +64,8 @@ class RunFile:
         except tomllib.TOMLDecodeError as error:
             found = re.search(r"\(at line (\d+), column \d+\)", str(error))
             where = f"{path}:{found[1]}" if found else str(path)
-            raise ConfigurationError(f"{where}: not TOML: {error}") from None
+            hint = "" if path.suffix == ".toml" else f"; {_EXPECTED}"
+            raise ConfigurationError(f"{where}: not TOML: {error}{hint}") from None
         return cls(path=path, lines=tuple(text.split("\n")), tables=tables)
 
     def parse(self, form: type[Form]) -> Form:
@@ -82,6 +87,14 @@ class RunFile:
     def resolve(self, path: str) -> Path:
         """A path of the file: relative ones start from the file's folder."""
         return self.path.parent / path
+
+    @property
+    def run_folder(self) -> Path:
+        """Where the run lives: `out`, else `runs/NAME`."""
+        run = self.tables.get("run")
+        run = run if isinstance(run, dict) else {}
+        given = run.get("out") or f"runs/{run.get('name') or fit_for_path(self.path.stem)}"
+        return self.resolve(str(given))
 
     def where(self, location: tuple[str | int, ...]) -> str:
         """`run.toml:12: run.cap_usd`, without the line where it is not known."""

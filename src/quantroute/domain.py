@@ -30,6 +30,7 @@ __all__ = [
     "canonical_messages",
     "canonical_texts",
     "check_messages",
+    "fit_for_path",
     "row_key",
     "slugify",
 ]
@@ -361,6 +362,12 @@ def _settings(model: str, sampling: Sampling, rollout: int, salt: str) -> str:
         }
     )
     return f",{settings[1:]}"
+
+
+def fit_for_path(text: str) -> str:
+    """`text` as one part of a path, of a file or an account: "/" and oddities become "-"."""
+    kept = (character if character.isalnum() or character in "._-" else "-" for character in text)
+    return "".join(kept) or "-"
 
 
 @functools.lru_cache(maxsize=1_024)  # asked three times per answer, for the same few companies

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import sys
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -19,6 +21,10 @@ from quantroute.cli._wording import explain
 from quantroute.errors import QuantrouteError
 
 log = get_logger("quantroute.cli")
+
+
+#: The disk's own: everything else is wrong about a name or its rights.
+_DISK_TROUBLE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 
 
 class _Commands(TyperGroup):
@@ -37,17 +43,38 @@ class _Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except QuantrouteError as error:
-            code, text = code_for(error), explain(error)
-            typer.echo(f"quantroute: {text}", err=True)
-            if wants_json:
-                from quantroute.cli._output import print_json
-
-                print_json({"exit_code": int(code), "kind": type(error).__name__, "error": text})
+            code = code_for(error)
+            _tell(error, explain(error), code, wants_json=wants_json)
+            raise typer.Exit(code) from error
+        except OSError as error:
+            if error.filename is None and error.errno not in _DISK_TROUBLE:
+                raise  # not of a file: a reader who has seen enough, or a fault of ours
+            place = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
+            code = ExitCode.STORAGE if error.errno in _DISK_TROUBLE else ExitCode.CONFIGURATION
+            _tell(error, f"{place}{error.strerror}; {_remedy(error)}", code, wants_json=wants_json)
             raise typer.Exit(code) from error
         except (KeyboardInterrupt, asyncio.CancelledError) as error:
             # A second Ctrl+C cancels the command's task; what was in flight is held by the ledger.
             typer.echo("quantroute: interrupted; the same command goes on from here", err=True)
             raise typer.Exit(ExitCode.INTERRUPTED) from error
+
+
+def _tell(error: Exception, text: str, code: ExitCode, *, wants_json: bool) -> None:
+    typer.echo(f"quantroute: {text}", err=True)
+    if wants_json:
+        from quantroute.cli._output import print_json
+
+        print_json({"exit_code": int(code), "kind": type(error).__name__, "error": text})
+
+
+def _remedy(error: OSError) -> str:
+    match error.errno:
+        case errno.ENOSPC | errno.EDQUOT | errno.EFBIG:
+            return "make room and rerun"
+        case errno.EACCES | errno.EPERM | errno.EROFS:
+            return "choose a place that you may read and write"
+        case _:
+            return "check the name and rerun"
 
 
 app = typer.Typer(

@@ -15,7 +15,7 @@ from quantroute.cli._progress import Reporter, prices_of
 from quantroute.cli._rundir import RunFolder
 from quantroute.cli._service import Target
 from quantroute.cli._summary import exit_code, outcome_data, print_books, run_remarks
-from quantroute.cli._wording import as_options
+from quantroute.cli._wording import as_options, as_word
 from quantroute.client import AttemptObserver, Client
 from quantroute.generation import (
     DatasetRun,
@@ -147,7 +147,7 @@ def print_datasets(job: DatasetsJob, outcome: DatasetsOutcome) -> None:
     if books.reconciled.still_held:
         say(
             f"{books.reconciled.still_held:,} charges are not known yet and stay reserved; "
-            f"`quantroute reconcile {job.folder.path}` settles them later"
+            f"`quantroute reconcile {as_word(job.folder.path)}` settles them later"
         )
     for line in rows_lines(report.run.counts):
         say(line)
@@ -177,7 +177,7 @@ def _cut_lines(job: DatasetsJob, report: DatasetsReport) -> list[str]:
 def _closing_line(job: DatasetsJob, report: DatasetsReport) -> str:
     match report.stop_reason:
         case StopReason.DONE if report.is_complete:
-            return f"done; next: quantroute export {job.folder.path} rows.jsonl"
+            return f"done; next: quantroute export {as_word(job.folder.path)} rows.jsonl"
         case StopReason.DONE if report.run.gave_up:
             return f"{report.run.gave_up:,} rows failed for now; the same command tries them again"
         case StopReason.DONE:

@@ -14,6 +14,7 @@ import typer
 from quantroute.cli import _options as options
 from quantroute.cli._job import check_prompts
 from quantroute.cli._output import print_json, say
+from quantroute.cli._wording import as_word
 from quantroute.domain import Quantization
 from quantroute.errors import ConfigurationError
 from quantroute.generation import dataset_name, load_run_spec
@@ -24,10 +25,10 @@ from quantroute.policy import EvidenceTable
 _HEADER: Final = """\
 # A whole run in one file. Look before you spend, then run it:
 #
-#   quantroute doctor {path}           is everything there?
-#   quantroute plan {path}             who serves, what it costs, how far the cap reaches
-#   quantroute plan {path} --probe 20  buy twenty rows, and plan with what they show
-#   quantroute generate {path}
+#   quantroute doctor {word}           is everything there?
+#   quantroute plan {word}             who serves, what it costs, how far the cap reaches
+#   quantroute plan {word} --probe 20  buy twenty rows, and plan with what they show
+#   quantroute generate {word}
 #
 # Add --simulate to each to rehearse it without a key and without cost. Lines that begin with
 # "# name =" are off; take the "# " away to switch them on. docs/files.md lists every field.
@@ -132,13 +133,13 @@ def init(
     say(f"wrote {path}: {many}, cap ${cap}, rows go to {spec.out}")
     if fits is None:
         say(f"how {model} was made is not known here: set `native` in [policy], see its card")
-    say(f"next: quantroute plan {path} --simulate", bold=True)
+    say(f"next: quantroute plan {as_word(path)} --simulate", bold=True)
 
 
 def _write_preset(path: Path, name: str) -> None:
     found = find_preset(name)
     _write_new(path, found.text)
-    say(f"{path}: set prompts, target and cap, then `quantroute plan {path}`")
+    say(f"{path}: set prompts, target and cap, then `quantroute plan {as_word(path)}`")
     for line in found.estimates():
         say(line)
 
@@ -156,7 +157,7 @@ def _head(path: Path, *, model: str, cap: str, max_in_flight: int, native: str |
     else:
         note = f"native = {_text(native)}"
     return _HEADER.format(
-        path=path,
+        word=as_word(path),
         model=_setting("model", _text(model)).rstrip(),
         cap=_setting("cap_usd", _text(cap)),
         out=_setting("out", _text(f"runs/{path.stem}")),

@@ -10,7 +10,7 @@ from typing import Final
 from urllib.parse import urldefrag
 
 from quantroute.errors import ConfigurationError, DatasetError
-from quantroute.generation import RowStore, Shard, ShardedRows, dataset_name
+from quantroute.generation import RowStore, Shard, ShardedRows, run_name, run_stores
 from quantroute.ledger import (
     ROOT,
     Balance,
@@ -19,6 +19,7 @@ from quantroute.ledger import (
     SharedLedger,
     StatementLine,
     combined,
+    openable_journal,
     summed,
 )
 from quantroute.money import NO_CAP
@@ -64,8 +65,8 @@ class RunFolder:
 
     @property
     def name(self) -> str:
-        """The run's name: the folder's, made fit for an account."""
-        return dataset_name(self.path.resolve().name)
+        """The run's name: that of the run in the folder; of a new one, the folder's."""
+        return run_name(self.path)
 
     @property
     def store(self) -> Path:
@@ -92,8 +93,7 @@ class RunFolder:
         Raises:
             DatasetError: there is no run in that folder.
         """
-        found = [self.path / _STORE, *sorted(self.path.glob(f"shard-*-of-*/{_STORE}"))]
-        existing = tuple(path for path in found if path.exists())
+        existing = run_stores(self.path)
         if not existing:
             raise DatasetError(
                 path=str(self.path),
@@ -177,11 +177,10 @@ class RunFolder:
 
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[OpenedShards]:
-        """All files of the run; safe while workers write to them."""
+        """All files of the run; safe while workers write to them, even if we may not."""
         async with AsyncExitStack() as stack:
-            ledgers = [
-                await stack.enter_async_context(BudgetLedger.open(path)) for path in self.stores()
-            ]
+            files = [stack.enter_context(openable_journal(path)) for path in self.stores()]
+            ledgers = [await stack.enter_async_context(BudgetLedger.open(path)) for path in files]
             stores = [RowStore(ledger.store) for ledger in ledgers]
             yield OpenedShards(
                 ledgers=tuple(ledgers),

@@ -26,6 +26,7 @@ from quantroute.cli._output import (
     statement_data,
 )
 from quantroute.cli._rundir import RunFolder
+from quantroute.cli._wording import as_word
 from quantroute.client import Client, Reconciliation
 from quantroute.generation import (
     EndpointQuality,
@@ -97,7 +98,7 @@ def status(
         say(
             f"{balance.held_entries:,} charges are unknown "
             f"({format_usd(balance.held_pusd, places=6)} reserved); "
-            f"`quantroute reconcile {run}` finds out"
+            f"`quantroute reconcile {as_word(run)}` finds out"
         )
     for line in rows_lines(counts):
         say(line)

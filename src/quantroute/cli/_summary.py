@@ -16,7 +16,7 @@ from quantroute.cli._output import (
     show,
     statement_data,
 )
-from quantroute.cli._wording import as_options
+from quantroute.cli._wording import as_options, as_word
 from quantroute.generation import RowClass, RunReport, StopReason
 from quantroute.money import format_usd
 from quantroute.report import balance_line, ledger_table
@@ -50,7 +50,7 @@ def print_outcome(job: Job, outcome: Outcome) -> None:
     if outcome.reconciled.still_held:
         say(
             f"{outcome.reconciled.still_held:,} charges are not known yet and stay reserved; "
-            f"`quantroute reconcile {job.folder.path}` settles them later"
+            f"`quantroute reconcile {as_word(job.folder.path)}` settles them later"
         )
     for line in rows_lines(report.counts):
         say(line)
@@ -127,7 +127,7 @@ def _closing_line(job: Job, report: RunReport) -> str:
         return f"stopped: {as_options(str(report.error or report.stop_reason.value))}"
     if report.gave_up:
         return f"{report.gave_up:,} rows failed for now; the same command tries them again"
-    return f"done; next: quantroute export {job.folder.path} rows.jsonl"
+    return f"done; next: quantroute export {as_word(job.folder.path)} rows.jsonl"
 
 
 def outcome_data(outcome: Outcome) -> dict[str, Any]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 import shlex
+from pathlib import Path
 from typing import Final
 
 from quantroute.errors import QuantrouteError, UnknownName
 
-__all__ = ["as_options", "explain"]
+__all__ = ["as_options", "as_word", "explain"]
 
 _OPTIONS: Final = {
     "accept": "--accept",
@@ -32,6 +33,11 @@ _OPEN: Final = re.compile(rf"\b({_NAMES})=\.\.\.")
 _BARE: Final = re.compile(rf"(?<!-)\b({'|'.join(name for name in _OPTIONS if '_' in name)})\b")
 #: A place in a run file, whose fields are called what the library calls them.
 _IN_RUN_FILE: Final = re.compile(r"[^\n]*\.toml:\d+: ")
+
+
+def as_word(path: Path) -> str:
+    """A path as one word of a command that is to be copied."""
+    return shlex.quote(str(path))
 
 
 def as_options(text: str) -> str:

@@ -182,7 +182,7 @@ def load_extract_spec(path: Path | str, *, drop_failed_audit: Path | None = None
         target = Target.read(file.resolve(table.target))
     except ConfigurationError as error:
         raise file.error(("extract", "target"), error) from error
-    run_folder = _run_folder(file)
+    run_folder = file.run_folder
     local = table.local_folder
     return ExtractSpec(
         table=table,
@@ -204,13 +204,6 @@ def load_extract_spec(path: Path | str, *, drop_failed_audit: Path | None = None
         path_map=None if local is None else (str(table.server_folder), file.resolve(local)),
         failed=_failed(table, file, drop_failed_audit),
     )
-
-
-def _run_folder(file: RunFile) -> Path:
-    """Where generation of the same file keeps its run."""
-    run = file.tables.get("run")
-    run = run if isinstance(run, dict) else {}
-    return file.resolve(str(run.get("out") or f"runs/{run.get('name') or file.path.stem}"))
 
 
 def _rows(table: _ExtractTable, file: RunFile, run_folder: Path) -> tuple[Path, ...]:

@@ -52,6 +52,7 @@ from quantroute.generation._records import (
 from quantroute.generation._report import Progress, RunReport, StopReason, truncation_rates
 from quantroute.generation._rows import RowStore
 from quantroute.generation._run import DEFAULT_DRAIN_S, Run
+from quantroute.generation._run_name import run_name, run_stores
 from quantroute.generation._shards import RowSource, ShardedRows
 from quantroute.generation._spec import DatasetSpec, RunSpec, load_run_spec, policy_class
 from quantroute.generation._statistical import StatisticalReserve, worst_request_pusd
@@ -135,6 +136,8 @@ __all__ = [
     "read_qualities",
     "read_rows",
     "read_standings",
+    "run_name",
+    "run_stores",
     "run_datasets",
     "take_census",
     "truncation_rates",

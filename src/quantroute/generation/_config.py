@@ -5,7 +5,6 @@ from __future__ import annotations
 import enum
 import hashlib
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -23,9 +22,11 @@ __all__ = [
     "describe_difference",
     "is_extension",
     "is_other_limit",
+    "new_run_name",
 ]
 
-_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+#: Locks and ledgers on a server are called after their run; a file's name may have 255 bytes.
+_LONGEST_NAME_BYTES: Final = 100
 _GROWING: Final = ("rollouts", "datasets", "settings")
 #: After these there is nothing (or nothing valid) that could stand in a conversation's history.
 _DEAD_ENDS: Final = frozenset(
@@ -37,6 +38,12 @@ _DEAD_ENDS: Final = frozenset(
         RowClass.REASONING_ONLY,
     }
 )
+
+
+def new_run_name(text: str) -> str:
+    """`text`, such as a folder's name, made fit to be a run's."""
+    whole = dataset_name(text).lstrip("._-")
+    return whole.encode()[:_LONGEST_NAME_BYTES].decode(errors="ignore") or "run"
 
 
 class Mode(enum.Enum):
@@ -109,9 +116,10 @@ class RunConfig:
     sources: tuple[DatasetSource, ...] = ()
 
     def __post_init__(self) -> None:
-        if not _NAME.fullmatch(self.name):
+        if self.name != (possible := new_run_name(self.name)):
             raise ConfigurationError(
-                f"a run's name is made of letters, digits and . _ -, not {self.name!r}"
+                "a run's name is made of letters, digits and . _ -, begins with a letter or digit "
+                f"and has at most {_LONGEST_NAME_BYTES} bytes: {possible!r}, not {self.name!r}"
             )
         if not self.model:
             raise ConfigurationError("a run needs a model")

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Final, Literal
 
-from quantroute.domain import canonical_json
+from quantroute.domain import canonical_json, fit_for_path
 from quantroute.errors import ConfigurationError, DatasetError
 
 __all__ = ["DatasetSource", "Prompt", "builtin_prompts", "dataset_name", "read_prompts"]
@@ -105,9 +105,8 @@ class DatasetSource:
 
 @functools.lru_cache(maxsize=256)  # asked for each prompt, for the few datasets of a run
 def dataset_name(text: str) -> str:
-    """`text` as a dataset's name: an account is a path, so "/" and oddities become "-"."""
-    kept = (character if character.isalnum() or character in "._-" else "-" for character in text)
-    return "".join(kept) or "-"
+    """`text` as a dataset's name, which is part of its account's."""
+    return fit_for_path(text)
 
 
 def read_prompts(

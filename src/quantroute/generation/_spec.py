@@ -29,6 +29,7 @@ from quantroute.generation._prompts import (
     dataset_name,
     read_prompts,
 )
+from quantroute.generation._run_name import run_name, run_stores
 from quantroute.ledger import Account
 from quantroute.money import Cap, PicoUSD, cap_pusd
 from quantroute.policy import EvidenceTable, ExclusionPolicy
@@ -128,7 +129,7 @@ class RunSpec:
         """The same run in a folder and under a name of its own, for made-up rows."""
         out = self.out.with_name(f"{self.out.name}-simulated")
         # Without local servers: they are real.
-        name = f"{self.name}-simulated"
+        name = run_name(out)
         return replace(self, name=name, out=out, source_class="simulated:", local=(), ledger=None)
 
     def account_of(self, dataset: str) -> Account:
@@ -313,7 +314,7 @@ def _run_spec(file: _File, source: RunFile) -> RunSpec:
             model=file.run.model,
             cap_pusd=cap,
             datasets=datasets,
-            out=folder / out,
+            out=out,
             policy=policy,
             max_in_flight=file.run.max_in_flight,
             allocation=Allocation(file.run.allocation),
@@ -328,18 +329,17 @@ def _run_spec(file: _File, source: RunFile) -> RunSpec:
         raise source.error(("run",), error) from error
 
 
-def _name_and_out(run: _RunTable, source: RunFile) -> tuple[str, str]:
-    """One name for the run and its folder: by that, commands find the run again."""
-    if run.out is None:
-        name = run.name or dataset_name(source.path.stem)
-        return name, f"runs/{name}"
-    folder_name = dataset_name(Path(run.out).name)
-    if run.name not in (None, folder_name):
-        problem = (
-            f"the folder is called as the run: end it in /{run.name}, or leave one of them out"
-        )
-        raise source.error(("run", "out"), problem)
-    return folder_name, run.out
+def _name_and_out(run: _RunTable, source: RunFile) -> tuple[str, Path]:
+    """The run's name and folder; a new run is called as its folder."""
+    out = source.run_folder
+    name = run_name(out)
+    if run.name in (None, name):
+        return name, out
+    if run_stores(out):
+        problem = f"{out} holds the run {name!r}: call it so, or choose another folder as out"
+        raise source.error(("run", "name"), problem)
+    problem = f"the folder is called as the run: end it in /{run.name}, or leave one of them out"
+    raise source.error(("run", "out"), problem)
 
 
 def _policy(table: _PolicyTable, folder: Path) -> ExclusionPolicy:

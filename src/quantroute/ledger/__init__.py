@@ -23,7 +23,7 @@ from quantroute.ledger._statement import (
     read_statement,
     summed,
 )
-from quantroute.ledger._timeline import Moment, Timeline, journal_reader
+from quantroute.ledger._timeline import Moment, Timeline, journal_reader, openable_journal
 
 __all__ = [
     "ROOT",
@@ -44,6 +44,7 @@ __all__ = [
     "check_account",
     "combined",
     "journal_reader",
+    "openable_journal",
     "lineage",
     "posted_amounts_pusd",
     "read_statement",

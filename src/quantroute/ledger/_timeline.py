@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Final
 
 from quantroute.ledger._journal import SCHEMA
-from quantroute.storage import read_only
+from quantroute.storage import openable, read_only
 
-__all__ = ["Moment", "Timeline", "journal_reader"]
+__all__ = ["Moment", "Timeline", "journal_reader", "openable_journal"]
 
 
 _FINEST_S: Final = 0.125
@@ -46,6 +46,17 @@ def journal_reader(path: Path) -> Iterator[sqlite3.Connection]:
     """
     with read_only(path, SCHEMA) as connection:
         yield connection
+
+
+@contextlib.contextmanager
+def openable_journal(path: Path) -> Iterator[Path]:
+    """A ledger's file to open in place of `path`; a copy of it where that cannot be written.
+
+    Raises:
+        JournalError: as `journal_reader`.
+    """
+    with openable(path, SCHEMA) as found:
+        yield found
 
 
 @dataclass(slots=True)

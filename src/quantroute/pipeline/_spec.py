@@ -109,8 +109,8 @@ def load_pipeline_spec(path: Path | str) -> PipelineSpec:
     for name in ("run", "extract", "train"):
         if not isinstance(tables.get(name), dict):
             raise file.error((name,), "is required: a pipeline goes from prompts to a drafter")
-    run, extract, train = tables["run"], tables["extract"], tables["train"]
-    folder = file.resolve(str(run.get("out") or f"runs/{run.get('name') or file.path.stem}"))
+    extract, train = tables["extract"], tables["train"]
+    folder = file.run_folder
     rows = extract.get("rows")
     if rows is not None and not isinstance(rows, str):
         raise file.error(("extract", "rows"), "a pipeline has one file of rows; leave it out")

@@ -120,7 +120,7 @@ class EvidenceTable:
             ConfigurationError: the file cannot be read, or a row is wrong; names row and field.
         """
         try:
-            text = Path(path).read_text(encoding="utf-8")
+            text = Path(path).read_text(encoding="utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigurationError(f"evidence table {path}: {error}") from error
         return cls.parse(text, name=str(path))

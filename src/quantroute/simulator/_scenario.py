@@ -304,7 +304,7 @@ def load_scenario(file: str | Path) -> Scenario:
     """
     path = Path(file)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"scenario {path}: cannot be read: {error}") from error
     scenario = _parse(text, name=str(path))

@@ -3,7 +3,7 @@
 from quantroute.storage._files import atomic_file, atomic_folder, atomic_write
 from quantroute.storage._locks import FileLock, is_locked
 from quantroute.storage._many_rows import bound, insert_rows
-from quantroute.storage._readonly import read_only
+from quantroute.storage._readonly import openable, read_only
 from quantroute.storage._sqlite import (
     MEMORY,
     Participant,
@@ -25,5 +25,6 @@ __all__ = [
     "bound",
     "insert_rows",
     "is_locked",
+    "openable",
     "read_only",
 ]

@@ -28,6 +28,9 @@ def atomic_file(path: Path) -> Iterator[IO[bytes]]:
             os.fsync(file.fileno())
         temporary.replace(path)
         _sync_folder(path.parent)
+    except OSError as error:
+        _blame(path, temporary, error)
+        raise
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -58,9 +61,18 @@ def atomic_folder(path: Path) -> Iterator[Path]:
             path.rename(replaced)
         temporary.rename(path)
         _sync_folder(path.parent)
+    except OSError as error:
+        _blame(path, temporary, error)
+        raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     shutil.rmtree(replaced, ignore_errors=True)
+
+
+def _blame(path: Path, temporary: Path, error: OSError) -> None:
+    """Lay the error at the file that was asked for: nobody knows the one beside it."""
+    if error.filename == str(temporary):
+        error.filename, error.filename2 = str(path), None
 
 
 def _sync_folder(folder: Path) -> None:

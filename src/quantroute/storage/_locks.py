@@ -85,13 +85,18 @@ class FileLock:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a living process holds the lock on `path`."""
+    """Whether a living process holds the lock on `path`; True also if nobody may look.
+
+    To look, the right to read is enough.
+    """
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         return False
+    except PermissionError:
+        return True
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError:
         return True
     finally:
