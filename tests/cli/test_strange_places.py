@@ -151,3 +151,29 @@ def test_prompts_in_place_of_a_run_file(run: Path) -> None:
     ended = quantroute("plan", "prompts.jsonl")
     assert ended.code == 2
     assert "`quantroute init --prompts FILE` writes one" in ended.err
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_command_without_standard_streams(tmp_path: Path, closed: str) -> None:
+    """As a daemon starts it: no file and no socket gets the number of a terminal's."""
+    command = [sys.executable, "-m", "quantroute", "generate", "--simulate", "--cap", "1"]
+    shell = ["sh", "-c", f'exec "$@" {closed}', "sh", *command, "--out", str(tmp_path / "run")]
+    assert subprocess.run(shell, capture_output=True, check=False).returncode == 0
+    assert quantroute("status", tmp_path / "run", "--json").data["rows"][0]["rows"] == 80
+
+
+def test_why_a_row_has_no_answer_is_told(tmp_path: Path) -> None:
+    """At the end of the run and by `status`, in words and as JSON; a plan says it before."""
+    Path("big.jsonl").write_text(json.dumps({"prompt": "word " * 400_000}))
+    run = ("generate", "big.jsonl", "--simulate", "--cap", "5", "--out", "run")
+    why = "fits no eligible endpoint; shorten it"
+    assert why in quantroute(*run).out
+    assert why in quantroute("status", "run").out
+    (failure,) = quantroute("status", "run", "--json").data["failures"]
+    assert (failure["state"], failure["rows"], failure["status"]) == ("refused", 1, 413)
+    (again,) = quantroute(*run, "--retry-refused", "--json").data["failures"]
+    assert again == failure
+    assert quantroute("init", "run.toml", "--prompts", "big.jsonl").code == 0
+    planned = quantroute("plan", "run.toml", "--simulate")
+    assert planned.code == 5
+    assert "inceptron/int4: has room for 262,144 tokens" in planned.err

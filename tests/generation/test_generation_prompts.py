@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -132,6 +134,32 @@ def test_a_missing_file_says_so(tmp_path: Path) -> None:
         next(read_prompts(tmp_path / "none.jsonl"))
     with pytest.raises(DatasetError, match="cannot be read"):
         DatasetSource.of(tmp_path / "none.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "remedy"),
+    [
+        ("a b.jsonl.gz", gzip.compress(b'{"prompt": "x"}'), "gunzip -k 'a b.jsonl.gz'"),
+        ("a.zst", b"\x28\xb5\x2f\xfd....", "unzstd a.zst"),
+        ("a.parquet", b"PAR1....", "Parquet"),
+        ("a.txt", "eins\n".encode("utf-16"), "iconv -f UTF-16"),
+        ("a.json", b'[{"prompt": "x"}]', "jq -c '.[]' a.json"),
+        ("a.json", b'{\r\n  "prompt": "x"\n}', "jq -c . a.json"),
+        ("a.csv", b"prompt\nx\n", "is a table"),
+    ],
+)
+def test_other_forms_are_named_with_what_makes_them_one(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    content: bytes,
+    remedy: str,
+) -> None:
+    """Once for the whole file, not for each of its lines."""
+    monkeypatch.chdir(tmp_path)
+    Path(name).write_bytes(content)
+    with pytest.raises(DatasetError, match=re.escape(remedy)):
+        list(read_prompts(name, on_error=lambda _: None))
 
 
 def test_reading_is_lazy(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
 import sys
@@ -64,7 +65,24 @@ def _tell(error: Exception, text: str, code: ExitCode, *, wants_json: bool) -> N
     if wants_json:
         from quantroute.cli._output import print_json
 
-        print_json({"exit_code": int(code), "kind": type(error).__name__, "error": text})
+        with contextlib.suppress(OSError):  # the trouble may be with standard output itself
+            print_json({"exit_code": int(code), "kind": type(error).__name__, "error": text})
+
+
+def _open_standard_streams() -> None:
+    """Give a process that was started without them its descriptors 0, 1 and 2.
+
+    Else the next file or socket would get one of the numbers: the C library and uvloop take those
+    for a terminal's.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, mode, encoding="utf-8", closefd=False))
 
 
 def _remedy(error: OSError) -> str:
@@ -129,6 +147,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Args:
         arguments: what follows `quantroute`; by default those of this process.
     """
+    _open_standard_streams()
     try:
         app(None if arguments is None else list(arguments))
     except KeyboardInterrupt:  # before or after a command

@@ -9,7 +9,7 @@ from typing import Any
 from quantroute.cli._exit import ExitCode
 from quantroute.cli._job import RECORDS_WITHIN_S, Outcome
 from quantroute.cli._log import EVENTS
-from quantroute.cli._output import print_quality, rows_lines, say, show
+from quantroute.cli._output import failure_lines, print_quality, rows_lines, say, show
 from quantroute.cli._plan import as_run_settings, opened_client, serving, show_plan
 from quantroute.cli._progress import Reporter, prices_of
 from quantroute.cli._rundir import RunFolder
@@ -25,6 +25,7 @@ from quantroute.generation import (
     RunSpec,
     StopReason,
     plan_run,
+    read_failures,
 )
 from quantroute.money import format_usd
 from quantroute.registry import ProviderRegistry
@@ -127,6 +128,7 @@ async def _run(job: DatasetsJob, plan: Plan, target: Target, client: Client) -> 
         spent_now_pusd=balance.posted_pusd - before_pusd,
         reconciled=reconciled,
         billed_pusd=None if target.simulator is None else target.simulator.bill.total_pusd,
+        failures=await read_failures(ledger, run=report.run.run),
     )
     return DatasetsOutcome(report=report, books=books)
 
@@ -149,7 +151,7 @@ def print_datasets(job: DatasetsJob, outcome: DatasetsOutcome) -> None:
             f"{books.reconciled.still_held:,} charges are not known yet and stay reserved; "
             f"`quantroute reconcile {as_word(job.folder.path)}` settles them later"
         )
-    for line in rows_lines(report.run.counts):
+    for line in (*rows_lines(report.run.counts), *failure_lines(books.failures)):
         say(line)
     print_quality(report.run.endpoints, report.run.alarms)
     for item in report.datasets:

@@ -23,6 +23,7 @@ from quantroute.generation import (
     Prompt,
     Reading,
     RowClass,
+    RowFailures,
     RowStore,
     Run,
     RunConfig,
@@ -31,6 +32,7 @@ from quantroute.generation import (
     StatisticalReserve,
     builtin_prompts,
     known_reading,
+    read_failures,
     read_prompts,
     worst_request_pusd,
 )
@@ -99,6 +101,7 @@ class Outcome:
     spent_now_pusd: int
     reconciled: Reconciliation
     billed_pusd: int | None
+    failures: tuple[RowFailures, ...] = ()
 
 
 def count_rows(
@@ -296,4 +299,5 @@ async def _run(
         spent_now_pusd=balance.posted_pusd - before_pusd,
         reconciled=reconciled,
         billed_pusd=None if target.simulator is None else target.simulator.bill.total_pusd,
+        failures=await read_failures(ledger, run=report.run),
     )

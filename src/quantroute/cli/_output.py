@@ -10,8 +10,9 @@ from typing import Any
 import typer
 from rich.console import Console, RenderableType
 
+from quantroute.cli._wording import as_options
 from quantroute.client import KeyComparison, Reconciliation
-from quantroute.generation import EndpointQuality, QualityAlarm, RowCounts
+from quantroute.generation import EndpointQuality, QualityAlarm, RowCounts, RowFailures
 from quantroute.ledger import Balance, StatementLine
 from quantroute.money import NO_CAP
 from quantroute.report import quality_table
@@ -20,6 +21,8 @@ __all__ = [
     "balance_data",
     "comparison_data",
     "counts_data",
+    "failure_lines",
+    "failures_data",
     "print_json",
     "print_quality",
     "print_reconciliation",
@@ -54,6 +57,29 @@ def rows_lines(counts: Iterable[RowCounts]) -> list[str]:
         what = count.row_class.value if count.row_class else count.state.value
         lines.setdefault(count.dataset, []).append(f"{count.rows:,} {what.replace('_', ' ')}")
     return [f"rows of {dataset}: {', '.join(parts)}" for dataset, parts in lines.items()]
+
+
+def failure_lines(failures: Iterable[RowFailures]) -> list[str]:
+    """Why rows have no answer: a line for each kind, in the words of one row."""
+    return [
+        f"{item.rows:,} {item.state.value.replace('_', ' ')}"
+        f"{f' (status {item.status})' if item.status else ''}"
+        f"{', such as' if item.rows > 1 else ''}: {as_options(item.example)}"
+        for item in failures
+    ]
+
+
+def failures_data(failures: Iterable[RowFailures]) -> list[dict[str, Any]]:
+    """The same as JSON values."""
+    return [
+        {
+            "state": item.state.value,
+            "status": item.status,
+            "rows": item.rows,
+            "example": item.example,
+        }
+        for item in failures
+    ]
 
 
 def counts_data(counts: Iterable[RowCounts]) -> list[dict[str, Any]]:

@@ -16,6 +16,8 @@ from quantroute.cli._output import (
     balance_data,
     comparison_data,
     counts_data,
+    failure_lines,
+    failures_data,
     print_json,
     print_quality,
     print_reconciliation,
@@ -31,9 +33,11 @@ from quantroute.client import Client, Reconciliation
 from quantroute.generation import (
     EndpointQuality,
     RowCounts,
+    RowFailures,
     ShardedRows,
     merged_qualities,
     quality_alarms,
+    read_failures,
     read_qualities,
 )
 from quantroute.ledger import Balance, StatementLine
@@ -61,6 +65,7 @@ def status(
         tuple[StatementLine, ...],
         tuple[RowCounts, ...],
         tuple[EndpointQuality, ...],
+        tuple[RowFailures, ...],
     ]:
         async with folder.reading() as shards:
             await shards.rows.prepare()
@@ -76,20 +81,27 @@ def status(
                     await read_qualities(shards.ledgers[0], run=folder.name, run_id=stored.run_id)
                 ]
             )
+            failures = tuple(
+                [item for f in shards.ledgers for item in await read_failures(f, run=folder.name)]
+            )
             if ledger is not None:
                 async with folder.shared() as shared:
                     if verify:
                         await shared.verify()
-                    return shared.balance(), await shared.statement(), counts, qualities
+                    return shared.balance(), await shared.statement(), counts, qualities, failures
             if verify:
                 for file in shards.ledgers:
                     await file.verify()
-            return shards.balance(), await shards.statement(), counts, qualities
+            return shards.balance(), await shards.statement(), counts, qualities, failures
 
-    balance, statement, counts, qualities = _loop.run(look())
+    balance, statement, counts, qualities, failures = _loop.run(look())
     alarms = quality_alarms(qualities)
     if as_json:
-        print_json(_as_data(balance, statement, counts) | quality_data(qualities, alarms))
+        print_json(
+            _as_data(balance, statement, counts)
+            | {"failures": failures_data(failures)}
+            | quality_data(qualities, alarms)
+        )
         return
     if statement:
         show(ledger_table(statement, title="ledger"))
@@ -100,7 +112,7 @@ def status(
             f"({format_usd(balance.held_pusd, places=6)} reserved); "
             f"`quantroute reconcile {as_word(run)}` finds out"
         )
-    for line in rows_lines(counts):
+    for line in (*rows_lines(counts), *failure_lines(failures)):
         say(line)
     print_quality(qualities, alarms)
     if verify:

@@ -9,6 +9,8 @@ from quantroute.cli._job import Job, Outcome
 from quantroute.cli._output import (
     comparison_data,
     counts_data,
+    failure_lines,
+    failures_data,
     print_quality,
     quality_data,
     rows_lines,
@@ -52,7 +54,7 @@ def print_outcome(job: Job, outcome: Outcome) -> None:
             f"{outcome.reconciled.still_held:,} charges are not known yet and stay reserved; "
             f"`quantroute reconcile {as_word(job.folder.path)}` settles them later"
         )
-    for line in rows_lines(report.counts):
+    for line in (*rows_lines(report.counts), *failure_lines(outcome.failures)):
         say(line)
     print_quality(report.endpoints, report.alarms)
     for line in _remarks(job, report):
@@ -107,7 +109,7 @@ def run_remarks(report: RunReport) -> list[str]:
         remarks.append(f"{report.duplicates:,} prompts repeat others and were not asked again")
     if report.refused:
         remarks.append(
-            f"{report.refused:,} rows were refused by the service and are not tried again "
+            f"{report.refused:,} rows were refused and are not tried again "
             "unless you say --retry-refused"
         )
     if report.is_late:
@@ -157,5 +159,6 @@ def outcome_data(outcome: Outcome) -> dict[str, Any]:
         "eligible": [str(endpoint.key) for endpoint in outcome.bound.eligible],
         "by_endpoint": statement_data(outcome.statement),
         "rows": counts_data(report.counts),
+        "failures": failures_data(outcome.failures),
         **quality_data(report.endpoints, report.alarms),
     }

@@ -20,6 +20,7 @@ from quantroute.generation._datasets import (
 from quantroute.generation._deadline import Deadline, Pace, deadline_s
 from quantroute.generation._expect import Expectation
 from quantroute.generation._export import ExportReport, export_rows
+from quantroute.generation._failures import RowFailures, read_failures
 from quantroute.generation._feed import Feed, FeedProgress, Purse, Target
 from quantroute.generation._hybrid import Way, compare_ways
 from quantroute.generation._look import Onlooker, RunLook, Speeds, merged_looks
@@ -93,6 +94,7 @@ __all__ = [
     "Reading",
     "RowClass",
     "RowCounts",
+    "RowFailures",
     "RowSource",
     "RowState",
     "RowStore",
@@ -130,6 +132,7 @@ __all__ = [
     "merged_qualities",
     "policy_class",
     "probe_run",
+    "read_failures",
     "read_prompts",
     "quality_alarms",
     "stratum_of",

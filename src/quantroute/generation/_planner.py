@@ -104,7 +104,7 @@ def _endpoints(works: Sequence[_Work]) -> tuple[PlannedEndpoint, ...]:
             if key in useful:
                 serves.setdefault(key, []).append(work.demand.spec.name)
             elif not why:
-                why = [_why_not(verdict.endpoint, work)]
+                why = [_why_not(verdict.endpoint, work.demand)]
             reasons.setdefault(key, {}).update(dict.fromkeys(why))
     return tuple(
         PlannedEndpoint(
@@ -116,12 +116,15 @@ def _endpoints(works: Sequence[_Work]) -> tuple[PlannedEndpoint, ...]:
     )
 
 
-def _why_not(endpoint: Endpoint, work: _Work) -> str:
+def _why_not(endpoint: Endpoint, demand: Demand) -> str:
     if not endpoint.pricing.is_bounded:
         return "its worst case cannot be computed"
+    wanted = demand.spec.max_output_tokens
+    if (endpoint.max_output_tokens or wanted) < wanted:
+        return f"gives {endpoint.max_output_tokens:,} tokens, too few for {wanted:,} of output"
     return (
-        f"gives {endpoint.max_output_tokens or endpoint.context_tokens or 0:,} tokens, too few "
-        f"for {work.demand.spec.max_output_tokens:,} of output"
+        f"has room for {endpoint.context_tokens or 0:,} tokens, too few for prompts of up to "
+        f"{_bound_per_request(demand):,} in the mean and {wanted:,} of output"
     )
 
 
@@ -142,7 +145,10 @@ class _Work:
             endpoint for endpoint in demand.bound.eligible if _can_serve(endpoint, demand)
         )
         if not endpoints:
-            reasons = demand.bound.reasons() or ["every eligible endpoint gives too few tokens"]
+            reasons = [
+                *demand.bound.reasons(),
+                *(f"{item.key}: {_why_not(item, demand)}" for item in demand.bound.eligible),
+            ]
             raise NoEligibleEndpoint(
                 model=model, reasons=[f"for {demand.spec.name}: {reason}" for reason in reasons]
             )

@@ -10,6 +10,7 @@ import functools
 import hashlib
 import importlib.resources
 import json
+import shlex
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +27,22 @@ Answers = Literal["regenerate", "reject"]
 """What to do with answers that a file brings along: the target writes its own, or an error."""
 
 _BOM: Final = b"\xef\xbb\xbf"
+_UTF16: Final = "is in UTF-16: iconv -f UTF-16 -t UTF-8 < FILE > OUT.jsonl"
+#: How files begin that hold prompts in a form that is not read, and what makes it one that is.
+_OTHER_FORMS: Final = {
+    b"\x1f\x8b": "is compressed with gzip: gunzip -k FILE",
+    b"\x28\xb5\x2f\xfd": "is compressed with zstd: unzstd FILE",
+    b"BZh": "is compressed with bzip2: bunzip2 -k FILE",
+    b"\xfd7zXZ": "is compressed with xz: unxz -k FILE",
+    b"PK\x03\x04": "is a zip archive: unzip FILE",
+    b"PAR1": "is Parquet: pandas writes it as JSONL, with to_json(orient='records', lines=True)",
+    b"\xff\xfe": _UTF16,
+    b"\xfe\xff": _UTF16,
+}
+_OTHER_JSON: Final = {
+    b"[": "is one JSON array, one object per line is expected: jq -c '.[]' FILE > OUT.jsonl",
+    b"{": "has objects over several lines, one per line is expected: jq -c . FILE > OUT.jsonl",
+}
 _HUMAN: Final = frozenset({"human", "user"})
 _MODEL: Final = frozenset({"gpt", "assistant", "chatgpt", "model", "bot"})
 _SYSTEM: Final = frozenset({"system", "developer"})
@@ -139,6 +156,7 @@ def read_prompts(
     parse = _parse_text if path.suffix.lower() == ".txt" else _parse_json
     try:
         with path.open("rb") as file:
+            _check_form(path, file.peek(64))
             for number, raw in _lines(file):
                 try:
                     yield parse(raw, number, name, answers)
@@ -158,6 +176,21 @@ def builtin_prompts() -> Iterator[Prompt]:
         yield from read_prompts(path, dataset=BUILTIN_DATASET)
 
 
+def _check_form(path: Path, begin: bytes) -> None:
+    """Refuse a file as a whole where each of its lines would be an error of its own."""
+    found = [text for magic, text in _OTHER_FORMS.items() if begin.startswith(magic)]
+    if not found and path.suffix.lower() != ".txt":
+        first, *more = begin.removeprefix(_BOM).split(b"\n", 1)
+        opening = first.strip()
+        if opening.startswith(b"[") or (opening == b"{" and more):
+            found = [_OTHER_JSON[opening[:1]]]
+        elif path.suffix.lower() in (".csv", ".tsv"):
+            found = ["is a table: write its prompts as JSONL or as a .txt file, one a line"]
+    if found:
+        text = found[0].replace("FILE", shlex.quote(str(path)))
+        raise DatasetError(path=str(path), problem=text)
+
+
 def _lines(file: IO[bytes]) -> Iterator[tuple[int, bytes]]:
     """Numbered lines that are not blank. A binary file is cut at 0x0A only."""
     for number, raw in enumerate(file, start=1):
@@ -172,8 +205,9 @@ def _parse_text(raw: bytes, number: int, dataset: str, answers: Answers) -> Prom
 
 
 def _parse_json(raw: bytes, number: int, dataset: str, answers: Answers) -> Prompt:
+    text = _decode(raw)
     try:
-        row = json.loads(_decode(raw))
+        row = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ConfigurationError(
             f"not JSON ({error}); one object per line is expected, the file may be cut short here"

@@ -338,6 +338,8 @@ def _name_and_out(run: _RunTable, source: RunFile) -> tuple[str, Path]:
     if run_stores(out):
         problem = f"{out} holds the run {name!r}: call it so, or choose another folder as out"
         raise source.error(("run", "name"), problem)
+    if run.out is None:
+        return run.name, out  # no name that a run can have: refused with the rest
     problem = f"the folder is called as the run: end it in /{run.name}, or leave one of them out"
     raise source.error(("run", "out"), problem)
 
