@@ -27,9 +27,9 @@ def retry_after_s(headers: Mapping[str, str], *, now: datetime) -> float | None:
     """Seconds the server asks to wait, from every form it may take; None if it does not say.
 
     `Retry-After` in seconds or as a date (RFC 1123, RFC 850, asctime), `Retry-After-Ms`, or
-    `X-RateLimit-Reset` as epoch milliseconds when nothing is remaining. Dates are measured against
-    the answer's own `Date` header where there is one, so that a wrong local clock does no harm.
-    Never negative, never above an hour.
+    `X-RateLimit-Reset` as epoch milliseconds when nothing is remaining. Moments are measured
+    against the answer's own `Date` header where there is one, so that a wrong local clock does no
+    harm. Never negative, never above an hour.
     """
     text = header(headers, "Retry-After")
     wait_s: float | None = None
@@ -42,7 +42,8 @@ def retry_after_s(headers: Mapping[str, str], *, now: datetime) -> float | None:
         wait_s = None if milliseconds is None else milliseconds / 1000
     if wait_s is None and header(headers, "X-RateLimit-Remaining") == "0":
         reset_ms = _number(header(headers, "X-RateLimit-Reset") or "")
-        wait_s = None if reset_ms is None else reset_ms / 1000 - now.timestamp()
+        if reset_ms is not None:
+            wait_s = reset_ms / 1000 - _sent_at(headers, now).timestamp()
     return _bounded(wait_s)
 
 
@@ -78,4 +79,9 @@ def _until(text: str, headers: Mapping[str, str], now: datetime) -> float | None
     moment = http_date(text)
     if moment is None:
         return None
-    return (moment - (http_date(header(headers, "Date") or "") or now)).total_seconds()
+    return (moment - _sent_at(headers, now)).total_seconds()
+
+
+def _sent_at(headers: Mapping[str, str], now: datetime) -> datetime:
+    """When the answer was sent, by its sender's clock; `now` if it does not say."""
+    return http_date(header(headers, "Date") or "") or now

@@ -48,6 +48,15 @@ NOW = datetime(2026, 9, 10, 6, 0, 0, tzinfo=UTC)
         ),
         ({"Retry-After-Ms": "1500"}, 1.5),
         ({"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": "1789020010000"}, 10.0),
+        # The local clock is an hour behind the service's.
+        (
+            {
+                "X-RateLimit-Remaining": "0",
+                "X-RateLimit-Reset": "1789023610000",
+                "Date": "Thu, 10 Sep 2026 07:00:00 GMT",
+            },
+            10.0,
+        ),
         ({"X-RateLimit-Remaining": "4", "X-RateLimit-Reset": "1789020010000"}, None),
     ],
 )

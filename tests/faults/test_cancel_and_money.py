@@ -50,6 +50,7 @@ from quantroute.pricing import Pricing, TokenUsage
 from quantroute.routing import BreakerSettings, Candidate, Feedback, LimitSettings, Router
 from quantroute.routing._breaker import Breaker, BreakerState
 from quantroute.simulator import Simulator, kimi_mission_scenario
+from quantroute.testing import FakeClock
 from registry_support import MODEL, entry
 
 pytestmark = pytest.mark.usefixtures("key")
@@ -331,6 +332,15 @@ class TestReconciling:
             done = await client.reconcile(patience_s=0.0, quiet_s=600.0)
             assert done.still_held == 1
             assert 500 < done.quiet_in_s <= 600
+            assert (await client.reconcile(patience_s=0.0, quiet_s=0.0)).quiet_in_s == 0
+
+    async def test_a_clock_that_was_set_back_delays_nothing_beyond_the_asked_age(self) -> None:
+        """The entry is from the future; its age is not known to be negative."""
+        clock = FakeClock()
+        async with facing(answers(completion(usage=...)), clock=clock) as (client, _):
+            await client.complete(request())
+            clock.set_time(clock.time_s() - 3_600)
+            assert (await client.reconcile(patience_s=0.0, quiet_s=600.0)).quiet_in_s == 600
             assert (await client.reconcile(patience_s=0.0, quiet_s=0.0)).quiet_in_s == 0
 
 

@@ -23,7 +23,10 @@ from quantroute.ledger import _timeline as module
 from quantroute.testing import FakeClock
 
 steps = st.lists(
-    st.tuples(st.sampled_from(["reserve", "post", "void", "hold", "look"]), st.integers(1, 10**9)),
+    st.tuples(
+        st.sampled_from(["reserve", "post", "void", "hold", "look", "set clock"]),
+        st.integers(1, 10**9),
+    ),
     max_size=40,
 )
 
@@ -46,6 +49,8 @@ async def test_many_looks_tell_what_one_tells(
             if what == "look":
                 with journal_reader(path) as reader:
                     often.read(reader)
+            elif what == "set clock":
+                clock.set_time(clock.time_s() + (3600 if amount % 2 else -3600))
             elif what == "reserve":
                 open_entries.append(await ledger.reserve(amount, account=Account("a")))
             elif open_entries:
@@ -60,6 +65,8 @@ async def test_many_looks_tell_what_one_tells(
         with journal_reader(path) as reader:
             once = Timeline().read(reader)
             assert often.read(reader) == once
+    # Whatever the clock was set to: what was spent never comes back.
+    assert [item.posted_pusd for item in once] == sorted(item.posted_pusd for item in once)
     last = once[-1]
     assert (last.posted_pusd, last.pending_pusd) == (balance.posted_pusd, balance.pending_pusd)
     assert last.cap_pusd == 10**12

@@ -42,6 +42,19 @@ def test_nothing_new_costs_no_new_look(run_folder: Path) -> None:
         assert onlooker.look() == replace(first, is_live=True)
 
 
+def test_a_row_that_fails_under_a_clock_set_back_is_seen(run_folder: Path) -> None:
+    onlooker = Onlooker(run_folder / "run.sqlite", run_folder.name)
+    before = onlooker.look()
+    with database(run_folder / "run.sqlite") as writer:
+        writer.execute(
+            "UPDATE generation_rows SET state = 'refused', row_class = NULL, changed_at_s = 1 "
+            "WHERE row_id = (SELECT min(row_id) FROM generation_rows)"
+        )
+    after = onlooker.look()
+    assert after.counts != before.counts
+    assert after.counts == fresh_look(run_folder).counts
+
+
 def test_looking_on_while_rows_are_redone(run_folder: Path) -> None:
     onlooker = Onlooker(run_folder / "run.sqlite", run_folder.name)
     before = onlooker.look()
@@ -74,11 +87,12 @@ def test_looking_on_while_rows_are_redone(run_folder: Path) -> None:
     }
 
 
-def test_a_pause_between_two_starts_is_cut_out(run_folder: Path) -> None:
+@pytest.mark.parametrize("was_killed", [False, True])
+def test_a_pause_between_two_starts_is_cut_out(run_folder: Path, was_killed: bool) -> None:
     with database(run_folder / "run.sqlite") as writer:
         (half,) = writer.execute("SELECT max(seq) / 2 FROM journal").fetchone()
-        # All that was open at that moment is closed by then, as at the end of a start.
-        writer.execute("DELETE FROM journal WHERE kind = 'reserved' AND seq <= ?", (half,))
+        if not was_killed:  # all that was open at that moment is closed by then
+            writer.execute("DELETE FROM journal WHERE kind = 'reserved' AND seq <= ?", (half,))
         writer.execute("UPDATE journal SET at_s = at_s + 86400 WHERE seq > ?", (half,))
     watcher = RunWatcher(run_folder, [run_folder / "run.sqlite"], run_folder.name)
     page = run_page(watcher.picture(at=dt.datetime.now(dt.UTC)))

@@ -280,7 +280,7 @@ class Reconciler:
             basis=charge.basis.value,
             amount_pusd=charge.amount_pusd,
             reserved_pusd=entry.reserved_pusd,
-            after_s=round(self.clock.time_s() - entry.reserved_at_s, 3),
+            after_s=round(max(0.0, self.clock.time_s() - entry.reserved_at_s), 3),
         )
         return True
 
@@ -329,9 +329,13 @@ class Reconciler:
         return await self._allocate(oldest_first, remainder)
 
     def _quiet_in_s(self, entries: Sequence[OpenEntry], quiet_s: float) -> float:
-        """Seconds until the youngest of `entries` is `quiet_s` old; 0 if it is."""
+        """Seconds until the youngest of `entries` is `quiet_s` old; 0 if it is.
+
+        One from the future is as young as can be: the clock has been set back since.
+        """
         youngest_s = max((entry.reserved_at_s for entry in entries), default=-math.inf)
-        return max(0.0, youngest_s + quiet_s - self.clock.time_s())
+        age_s = max(0.0, self.clock.time_s() - youngest_s)
+        return max(0.0, quiet_s - age_s)
 
     async def _allocate(self, entries: Sequence[OpenEntry], remainder: int) -> tuple[int, int]:
         """Post the remainder to the entries, oldest first, each up to its reservation."""

@@ -45,10 +45,11 @@ _LIVE_BALANCE: Final = (
     "WHERE path = ''"
 )
 #: While nothing is added to these, nothing that a look tells has changed: each attempt, and so each
-#: end of a row, begins with a record in the journal.
+#: end of a row, begins with a record in the journal; a row that fails without one is counted.
 _MARK: Final = (
     "SELECT (SELECT max(seq) FROM journal), (SELECT max(rowid) FROM generation_turns), "
-    "(SELECT max(changed_at_s) FROM generation_rows)"
+    "(SELECT max(changed_at_s) FROM generation_rows), "  # alone it would believe the clock
+    "(SELECT count(*) FROM generation_rows WHERE state IN ('refused', 'gave_up'))"
 )
 _NEW_TURNS: Final = """
     SELECT t.rowid, t.endpoint, t.first_byte_s, t.total_s, t.output_tokens

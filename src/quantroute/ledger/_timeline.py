@@ -7,6 +7,7 @@ been added since. Memory is bounded: so many moments, ever further apart, and wh
 from __future__ import annotations
 
 import contextlib
+import math
 import sqlite3
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -21,6 +22,9 @@ __all__ = ["Moment", "Timeline", "journal_reader", "openable_journal"]
 
 _FINEST_S: Final = 0.125
 _MOST_MOMENTS: Final = 4_096
+#: Records are stamped before they are written, in almost the same order. Further back than this it
+#: is the clock that was set.
+_SET_BACK_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,11 +67,14 @@ def openable_journal(path: Path) -> Iterator[Path]:
 class Timeline:
     """What the journal tells of all accounts together.
 
-    `peak_pusd` is the most that was ever posted and pending at once.
+    `peak_pusd` is the most that was ever posted and pending at once. Order is the journal's: where
+    the clock was set back, time goes on from where it was.
     """
 
     peak_pusd: int = field(default=0, init=False)
     _width_s: float = field(default=_FINEST_S, init=False)
+    _last_s: float = field(default=-math.inf, init=False)
+    _set_back_s: float = field(default=0.0, init=False)
     _moments: dict[int, Moment] = field(default_factory=dict, init=False)
     _open: dict[str, int] = field(default_factory=dict, init=False)
     _sequence: int = field(default=0, init=False)
@@ -89,8 +96,14 @@ class Timeline:
                 self._cap_pusd = amount_pusd
             else:
                 self._move(kind, entry_id, amount_pusd or 0)
-            self._keep(at_s)
+            self._keep(self._in_order(at_s))
         return tuple(self._moments[key] for key in sorted(self._moments))
+
+    def _in_order(self, at_s: float) -> float:
+        if at_s + self._set_back_s < self._last_s - _SET_BACK_S:
+            self._set_back_s = self._last_s - at_s
+        self._last_s = max(self._last_s, at_s + self._set_back_s)
+        return self._last_s
 
     def _move(self, kind: str, entry_id: str, amount_pusd: int) -> None:
         if kind == "reserved":

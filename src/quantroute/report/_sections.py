@@ -19,6 +19,8 @@ __all__ = ["datasets", "headline", "in_flight", "money", "tiles", "under_way_s"]
 
 #: Longer than this without any record is a pause, not a part of the run.
 _PAUSE_S: Final = 120.0
+#: No attempt takes longer. What seems under way beyond it is of a killed run or a sleeping machine.
+_LONGEST_ATTEMPT_S: Final = 3_600.0
 #: A cap so far above what was ever committed would flatten the picture.
 _FAR_CAP: Final = 4
 _DONE: Final = StopReason.DONE.value
@@ -186,7 +188,8 @@ def _on_one_axis(moments: Sequence[Moment]) -> tuple[list[tuple[float, Moment]],
     now_s, last_s = 0.0, moments[0].at_s if moments else 0.0
     for moment in moments:
         step_s = max(0.0, moment.at_s - last_s)
-        if step_s > _PAUSE_S and (not timed or not timed[-1][1].in_flight):
+        is_idle = not timed or not timed[-1][1].in_flight
+        if step_s > (_PAUSE_S if is_idle else _LONGEST_ATTEMPT_S):
             breaks.append(now_s)
             step_s = 0.0
         now_s, last_s = now_s + step_s, moment.at_s

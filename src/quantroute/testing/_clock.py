@@ -28,6 +28,10 @@ class FakeClock:
     def time_s(self) -> float:
         return self._epoch_s + self._now_s
 
+    def set_time(self, time_s: float) -> None:
+        """Set the time of day, as a person or NTP would; what is monotonic goes on as before."""
+        self._epoch_s = time_s - self._now_s
+
     async def sleep(self, seconds: float) -> None:
         self.slept_s.append(seconds)
         if seconds <= 0:
