@@ -519,3 +519,41 @@ class TestService:
         assert "via HTTPS_PROXY" in Service().route()
         assert "directly" in Service(base_url="http://127.0.0.1:1/api/v1").route()
         assert "pass" not in Service().route()
+
+
+@pytest.mark.parametrize("name", ["key", "service", "policy"])
+def test_text_in_place_of_an_object_is_refused_and_not_repeated(name: str) -> None:
+    """Whoever gives the key itself must not find it in a log."""
+    with pytest.raises(ConfigurationError, match=f"{name} takes ") as caught:
+        Client(cap_usd="1", **{name: "sk-or-v1-secret"})
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"messages": None}, "messages must be text, or a list of messages, not NoneType"),
+        ({"messages": b"x"}, "messages must be text, or a list of messages, not bytes"),
+        ({"messages": {"role": "user", "content": "x"}}, "list of messages, not dict"),
+        ({"messages": "x", "sampling": {"temperature": 1}}, "sampling takes Sampling"),
+    ],
+)
+async def test_what_a_notebook_easily_gives_is_refused_in_words(
+    given: dict[str, Any], problem: str
+) -> None:
+    async with opened() as (client, _):
+        with pytest.raises(ConfigurationError, match=problem):
+            await client.chat(MODEL, **given)
+
+
+def test_a_client_whose_loop_has_ended_says_so() -> None:
+    """As with one `asyncio.run` to open it and another to use it."""
+
+    async def use() -> None:
+        with pytest.raises(ConfigurationError, match="has ended; open and use it within one"):
+            await client.chat(MODEL, "Hello")
+        await client.aclose()
+
+    client = Client(cap_usd="1")
+    asyncio.run(client.__aenter__())
+    asyncio.run(use())

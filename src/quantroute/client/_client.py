@@ -7,7 +7,7 @@ import dataclasses
 import enum
 import random
 import warnings
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from types import TracebackType
@@ -133,6 +133,7 @@ class Client:
             raise ConfigurationError(
                 "a hard cap is required: cap_usd='5.00', or cap_usd=NO_CAP to spend without limit"
             )
+        _check_kinds(policy=policy, service=service, key=key)
         self.max_in_flight = max_in_flight
         self.routing = _mode(routing)
         self.local = _without_twins(local)
@@ -298,6 +299,10 @@ class Client:
         """
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
+        elif isinstance(messages, bytes | Mapping) or not isinstance(messages, Iterable):
+            raise ConfigurationError(
+                f"messages must be text, or a list of messages, not {type(messages).__name__}"
+            )
         return await self.answer(
             ChatRequest(
                 model=model,
@@ -497,8 +502,12 @@ class Client:
         if self._state is not _State.OPEN or self._engine is None:
             raise ConfigurationError(f"this client is {self._state.value}")
         if asyncio.get_running_loop() is not self._loop:
+            assert self._loop is not None
             raise ConfigurationError(
-                "this client is open on another event loop; close it there first, "
+                "the event loop on which this client was opened has ended; open and use it "
+                "within one asyncio.run(...)"
+                if self._loop.is_closed()
+                else "this client is open on another event loop; close it there first, "
                 "or make one for each loop"
             )
         return self._engine
@@ -520,6 +529,18 @@ def _without_twins(local: Sequence[LocalEndpoint]) -> tuple[LocalEndpoint, ...]:
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ConfigurationError(f"two local endpoints are called {', '.join(twice)}")
     return tuple(local)
+
+
+def _check_kinds(*, policy: object, service: object, key: object) -> None:
+    """Refuse what is easily given in place of an object; never repeat it, it may be a key."""
+    wanted = {
+        "policy": (policy, ExclusionPolicy, "ExclusionPolicy(...)"),
+        "service": (service, Service, "Service(base_url=...)"),
+        "key": (key, EnvKey, "EnvKey(VARIABLE), the name of the variable that holds the key"),
+    }
+    for name, (given, kind, example) in wanted.items():
+        if not isinstance(given, kind | None):
+            raise ConfigurationError(f"{name} takes {example}, not {type(given).__name__}")
 
 
 def _mode(given: RoutingMode | str) -> RoutingMode:

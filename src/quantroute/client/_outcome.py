@@ -48,6 +48,10 @@ class ChatRequest(Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         check_messages(self.messages)
+        if not isinstance(self.sampling, Sampling):
+            raise ConfigurationError(
+                f"sampling takes Sampling(temperature=0.7), not {type(self.sampling).__name__}"
+            )
         if self.max_output_tokens < 1:
             raise ConfigurationError(
                 f"max_output_tokens must be at least 1, not {self.max_output_tokens}"
