@@ -95,7 +95,8 @@ def cli_page() -> str:
 
 def _prose(text: str) -> str:
     """A help text in Markdown: its example lines in a block."""
-    paragraphs = [" ".join(part.split()) for part in text.split("\n\n")]
+    unmarked = text.replace("\b", "")  # for the terminal: not to be wrapped
+    paragraphs = [" ".join(part.split()) for part in unmarked.split("\n\n")]
     words = [part for part in paragraphs if not part.startswith("quantroute ")]
     calls = [part for part in paragraphs if part.startswith("quantroute ")]
     block = "```text\n" + "\n".join(calls) + "\n```\n" if calls else ""

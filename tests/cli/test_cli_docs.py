@@ -135,10 +135,17 @@ def test_the_exit_codes_of_the_readme_are_those_of_the_command() -> None:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_help_documents_every_option(name: str) -> None:
-    ended = quantroute(name, "--help", env={"COLUMNS": "200"})
+    """Whole, as wide as a terminal is by default: nothing cut short, no table's name swallowed."""
+    ended = quantroute(name, "--help", env={"COLUMNS": "80"})
     assert ended.code == 0
+    assert "…" not in ended.out
+    for paragraph in (load(name).help or "").replace("\b", "").split("\n\n"):
+        if paragraph.strip().startswith("quantroute "):
+            assert f"  {' '.join(paragraph.split())}\n" in ended.out  # to be copied in one piece
     for parameter in load(name).params:
         assert parameter.help, f"{name} {parameter.name} has no help"
+        for table in re.findall(r"\[\w+\]", parameter.help):
+            assert table in ended.out
         for option in parameter.opts if parameter.param_type_name == "option" else ():
             assert option in ended.out
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -133,6 +134,16 @@ def load(name: str) -> Any:
     found = getattr(importlib.import_module(f"quantroute.cli.{place.module}"), place.name)
     if isinstance(found, typer.Typer):
         return typer.main.get_command(found)
-    alone = typer.Typer(add_completion=False)
-    alone.command(name)(found)
+    # Plain help: panels of 80 columns cut the long names of options short, and take the name of a
+    # table, such as [extract], for markup.
+    alone = typer.Typer(add_completion=False, rich_markup_mode=None)
+    alone.command(name, help=_with_whole_examples(inspect.cleandoc(found.__doc__ or "")))(found)
     return typer.main.get_command(alone)
+
+
+def _with_whole_examples(text: str) -> str:
+    """Mark the paragraphs that are commands, for them not to be wrapped: they are copied."""
+    return "\n\n".join(
+        f"\b\n{' '.join(part.split())}" if part.startswith("quantroute ") else part
+        for part in text.split("\n\n")
+    )

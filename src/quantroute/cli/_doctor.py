@@ -63,7 +63,7 @@ class _Wish:
 
 def doctor(
     spec: Annotated[
-        Path | None, typer.Argument(metavar="[RUN.TOML]", help="A run's file, to check it as well.")
+        Path | None, typer.Argument(metavar="RUN.TOML", help="A run's file, to check it as well.")
     ] = None,
     model: Annotated[str, typer.Option(help="Model id, without a run's file.")] = (
         options.DEFAULT_MODEL

@@ -69,7 +69,7 @@ _DATASET: Final = """
 
 def init(
     path: Annotated[
-        Path, typer.Argument(metavar="[FILE]", help="The file to write; it must not exist.")
+        Path, typer.Argument(metavar="FILE", help="The file to write; it must not exist.")
     ] = Path("run.toml"),
     model: Annotated[str, typer.Option(help="Model id.")] = options.DEFAULT_MODEL,
     prompts: Annotated[

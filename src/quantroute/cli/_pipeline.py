@@ -23,6 +23,7 @@ __all__ = ["app", "print_stage"]
 app = typer.Typer(
     add_completion=False,  # of the whole command, not of this part
     no_args_is_help=True,
+    rich_markup_mode=None,  # as that of the commands
     help="Prompts to a judged drafter: plan, generate, extract, train, export, evaluate.",
 )
 
@@ -36,7 +37,7 @@ _Simulate = Annotated[
 ]
 
 
-@app.command("run")
+@app.command("run", short_help="Run the stages that have to be run.")
 def run(
     spec: _Spec,
     only: _Only = None,
@@ -60,7 +61,7 @@ def run(
     say(f"manifest: {described.home / 'manifest.json'} (SHA-256 {digest[:16]})")
 
 
-@app.command("resume")
+@app.command("resume", short_help="Go on where it stopped; as `run`.")
 def resume(
     spec: _Spec,
     simulate: _Simulate = False,
@@ -73,7 +74,7 @@ def resume(
     run(spec, only=None, simulate=simulate, base_url=base_url)
 
 
-@app.command("status")
+@app.command("status", short_help="Show what is done, and what would run.")
 def status(spec: _Spec, as_json: options.Json = False) -> None:
     """Show which stages are done, and which would run and why.
 
