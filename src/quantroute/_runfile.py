@@ -7,6 +7,7 @@ name file, line and field, and say what would be allowed.
 from __future__ import annotations
 
 import re
+import shlex
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -57,8 +58,17 @@ class RunFile:
         path = Path(path)
         try:
             text = path.read_text(encoding="utf-8-sig")  # some editors begin with a byte order mark
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigurationError(f"{path}: cannot be read: {error}") from error
+        except FileNotFoundError:
+            raise ConfigurationError(
+                f"{path}: there is no such file; `quantroute init {shlex.quote(str(path))}` writes "
+                "one to start from"
+            ) from None
+        except OSError as error:
+            raise ConfigurationError(f"{path}: cannot be read: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise ConfigurationError(
+                f"{path}: not UTF-8 at byte {error.start}; convert the file to UTF-8"
+            ) from None
         try:
             tables = tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:

@@ -177,3 +177,17 @@ def test_why_a_row_has_no_answer_is_told(tmp_path: Path) -> None:
     planned = quantroute("plan", "run.toml", "--simulate")
     assert planned.code == 5
     assert "inceptron/int4: has room for 262,144 tokens" in planned.err
+
+
+@pytest.mark.parametrize("command", [("plan",), ("generate",), ("train",), ("pipeline", "run")])
+def test_a_run_file_that_is_not_there(command: tuple[str, ...]) -> None:
+    """What to do next, and no number of an error."""
+    ended = quantroute(*command, "my run.toml")
+    assert ended.code == 2
+    assert "there is no such file; `quantroute init 'my run.toml'` writes one" in ended.err
+
+
+def test_serve_asks_for_its_cap_as_an_option() -> None:
+    ended = quantroute("serve", "--simulate")
+    assert ended.code == 2
+    assert "--cap is needed" in ended.err

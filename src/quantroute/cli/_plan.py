@@ -20,7 +20,6 @@ from quantroute.cli._job import worker_settings
 from quantroute.cli._output import print_json, say, show
 from quantroute.cli._rundir import RunFolder
 from quantroute.cli._service import Target, opened_target, source_class
-from quantroute.cli._wording import as_word
 from quantroute.client import Client
 from quantroute.domain import Endpoint
 from quantroute.errors import ConfigurationError
@@ -131,11 +130,6 @@ def _exit_code(made: Plan) -> ExitCode:
 
 def read_spec(path: Path, *, base_url: str, simulate: bool) -> RunSpec:
     """The run of the file; a rehearsal gets a folder of its own beside the real one's."""
-    if not path.exists():
-        raise ConfigurationError(
-            f"{path}: there is no such file; `quantroute init {as_word(path)}` writes one to start "
-            "from"
-        )
     spec = load_run_spec(path)
     if simulate:
         return spec.rehearsal()

@@ -15,6 +15,7 @@ from quantroute.cli._output import print_json, say
 from quantroute.cli._policy_options import PolicyOptions, takes_policy
 from quantroute.cli._service import opened_target
 from quantroute.client import Client
+from quantroute.errors import ConfigurationError
 from quantroute.ledger import Account
 from quantroute.money import to_usd
 from quantroute.policy import ExclusionPolicy
@@ -69,6 +70,8 @@ def serve(
     quantroute serve --cap 5.00 --ledger serve.sqlite --exclude Fireworks
     """
     policy = policy_options.policy()
+    if cap is None and (ledger is None or not ledger.exists()):
+        raise ConfigurationError("--cap is needed for a new ledger: a hard limit such as 5.00 USD")
 
     async def run() -> None:
         from quantroute.proxy import Proxy
