@@ -162,6 +162,22 @@ def test_a_command_without_standard_streams(tmp_path: Path, closed: str) -> None
     assert quantroute("status", tmp_path / "run", "--json").data["rows"][0]["rows"] == 80
 
 
+def test_names_that_the_output_cannot_spell(tmp_path: Path) -> None:
+    """With an ASCII-only output they are printed by number; rows and files have them."""
+    Path("über.jsonl").write_text(json.dumps({"prompt": "Größe?"}), encoding="utf-8")
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii", "LC_ALL": "C"}
+    command = [sys.executable, "-m", "quantroute", "generate", "über.jsonl", "--simulate"]
+    done = subprocess.run(
+        [*command, "--cap", "1", "--out", "größe"],
+        env=environment,
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    assert rb"gr\xf6\xdfe/\xfcber" in done.stdout
+    assert quantroute("status", "größe", "--json").data["rows"][0]["dataset"] == "über"
+
+
 def test_why_a_row_has_no_answer_is_told(tmp_path: Path) -> None:
     """At the end of the run and by `status`, in words and as JSON; a plan says it before."""
     Path("big.jsonl").write_text(json.dumps({"prompt": "word " * 400_000}))

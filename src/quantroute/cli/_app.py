@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -69,11 +70,13 @@ def _tell(error: Exception, text: str, code: ExitCode, *, wants_json: bool) -> N
             print_json({"exit_code": int(code), "kind": type(error).__name__, "error": text})
 
 
-def _open_standard_streams() -> None:
-    """Give a process that was started without them its descriptors 0, 1 and 2.
+def _prepare_standard_streams() -> None:
+    """See that standard streams are there and take any text.
 
-    Else the next file or socket would get one of the numbers: the C library and uvloop take those
-    for a terminal's.
+    A process that was started without them gets its descriptors 0, 1 and 2. Else the next file or
+    socket would get one of the numbers: the C library and uvloop take those for a terminal's.
+    Where the encoding lacks a character, a name is printed with its number: that is no reason to
+    end a run.
     """
     for number in range(3):
         try:
@@ -83,6 +86,9 @@ def _open_standard_streams() -> None:
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(number, mode, encoding="utf-8", closefd=False))
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _remedy(error: OSError) -> str:
@@ -147,7 +153,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Args:
         arguments: what follows `quantroute`; by default those of this process.
     """
-    _open_standard_streams()
+    _prepare_standard_streams()
     try:
         app(None if arguments is None else list(arguments))
     except KeyboardInterrupt:  # before or after a command
