@@ -207,3 +207,21 @@ def test_serve_asks_for_its_cap_as_an_option() -> None:
     ended = quantroute("serve", "--simulate")
     assert ended.code == 2
     assert "--cap is needed" in ended.err
+
+
+def test_a_pipe_of_prompts_is_refused_and_hangs_nobody(tmp_path: Path) -> None:
+    """As the shell makes it of `generate <(zcat prompts.gz)`."""
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    write_prompts(tmp_path / "prompts.jsonl", 3)
+    assert quantroute("init", "run.toml", "--prompts", "prompts.jsonl").code == 0
+    file = tmp_path / "run.toml"
+    file.write_text(file.read_text().replace("prompts.jsonl", "pipe.jsonl"))
+    for command in (
+        ("generate", "pipe.jsonl", "--simulate", "--cap", "1"),
+        ("generate", file, "--simulate"),
+        ("plan", file, "--simulate"),
+        ("doctor", file, "--simulate"),
+    ):
+        ended = quantroute(*command)
+        assert ended.code == 2
+        assert "is a pipe or a device" in ended.err + ended.out

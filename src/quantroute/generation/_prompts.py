@@ -109,9 +109,10 @@ class DatasetSource:
         """The source record of a file.
 
         Raises:
-            DatasetError: it cannot be read.
+            DatasetError: it cannot be read, or only once, as a pipe.
         """
         path = Path(path)
+        check_rereadable(path)
         try:
             with path.open("rb") as file:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
@@ -167,6 +168,17 @@ def read_prompts(
                     on_error(problem)
     except OSError as error:
         raise _unreadable(path, error) from error
+
+
+def check_rereadable(path: Path) -> None:
+    """Refuse a pipe: a run reads its prompts to check, to count and to ask them.
+
+    Raises:
+        DatasetError: it is no file; whoever opened it a second time might wait for ever.
+    """
+    if path.exists() and not path.is_file() and not path.is_dir():
+        problem = "is a pipe or a device, and prompts are read more than once: make it a file"
+        raise DatasetError(path=str(path), problem=problem)
 
 
 def builtin_prompts() -> Iterator[Prompt]:

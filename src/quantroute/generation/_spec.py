@@ -26,6 +26,7 @@ from quantroute.generation._prompts import (
     DatasetSource,
     Prompt,
     builtin_prompts,
+    check_rereadable,
     dataset_name,
     read_prompts,
 )
@@ -85,6 +86,7 @@ class DatasetSpec:
             DatasetError: a line cannot be used (without `on_error`), or the file cannot be read.
         """
         if self.prompts is not None:
+            check_rereadable(self.prompts)
             return read_prompts(self.prompts, dataset=self.name, on_error=on_error)
         return (replace(prompt, dataset=self.name) for prompt in builtin_prompts())
 
