@@ -225,3 +225,12 @@ def test_a_pipe_of_prompts_is_refused_and_hangs_nobody(tmp_path: Path) -> None:
         ended = quantroute(*command)
         assert ended.code == 2
         assert "is a pipe or a device" in ended.err + ended.out
+
+
+def test_a_plan_fits_forty_columns(tmp_path: Path) -> None:
+    write_prompts(tmp_path / "questions.jsonl", 3)
+    assert quantroute("init", "run.toml", "--prompts", "questions.jsonl").code == 0
+    ended = quantroute("plan", "run.toml", "--simulate", env={"COLUMNS": "40"})
+    assert "…" not in ended.out
+    assert "questions" in ended.out
+    assert max(map(len, ended.out.splitlines())) <= 40

@@ -147,9 +147,10 @@ def test_all_problems_are_told_at_once(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_not_there_or_not_text_is_a_configuration_error(tmp_path: Path) -> None:
-    assert "cannot be read" in error_of(tmp_path / "none.toml")
+    assert "there is no such file; `quantroute init" in error_of(tmp_path / "none.toml")
+    assert "cannot be read: Is a directory" in error_of(tmp_path)
     (tmp_path / "run.toml").write_bytes(b"\xff\xfe")
-    assert "cannot be read" in error_of(tmp_path / "run.toml")
+    assert "not UTF-8 at byte 0" in error_of(tmp_path / "run.toml")
 
 
 def test_an_impossible_name_is_refused_before_anything_is_read(tmp_path: Path) -> None:

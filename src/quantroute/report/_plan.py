@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import compress
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -26,7 +27,13 @@ def plan_tables(plan: Plan, *, wording: Callable[[str], str] = str) -> Renderabl
         *_left_out(plan, wording),
         *price_warnings([item.endpoint for item in plan.endpoints]),
         Text(),
-        _Fitting([_datasets(plan, is_wide=is_wide) for is_wide in (True, False)]),
+        _Fitting(
+            [
+                _datasets(plan, is_wide=True),
+                _datasets(plan, is_wide=False),
+                _datasets(plan, is_wide=False, is_short=True),
+            ]
+        ),
     )
 
 
@@ -200,7 +207,8 @@ def _by_use_and_price(item: PlannedEndpoint) -> tuple[int, bool, float, str]:
     return (-len(item.serves), price is None, float(price or 0), str(item.endpoint.key))
 
 
-def _datasets(plan: Plan, *, is_wide: bool) -> Table:
+def _datasets(plan: Plan, *, is_wide: bool, is_short: bool = False) -> Table:
+    """`is_short` leaves out what can be reckoned from the rest or stands in the run's file."""
     table = _table(f"{plan.allocation.value} shares", is_wide=is_wide)
     table.show_footer = len(plan.datasets) > 1
     columns: Sequence[tuple[str, str]] = (
@@ -215,12 +223,12 @@ def _datasets(plan: Plan, *, is_wide: bool) -> Table:
         ("cap", format_usd(sum(item.cap_pusd for item in plan.datasets), places=2)),
         ("reached", ""),
     )
+    shown = [not is_short or name not in ("target", "affords", "cap") for name, _ in columns]
     table.add_column("dataset", footer="total", overflow="fold")
-    for heading, footer in columns:
+    for heading, footer in compress(columns, shown):
         table.add_column(heading, footer=footer, justify="right", no_wrap=True)
     for item in plan.datasets:
-        table.add_row(
-            item.name,
+        cells = (
             f"{item.planned_rows:,}",
             _short(item.target_tokens),
             _span(item.cost_low_pusd, item.cost_high_pusd),
@@ -229,6 +237,7 @@ def _datasets(plan: Plan, *, is_wide: bool) -> Table:
             format_usd(item.cap_pusd, places=2),
             f"{item.reached:.0%}",
         )
+        table.add_row(item.name, *compress(cells, shown))
     return table
 
 
