@@ -234,3 +234,19 @@ def test_a_plan_fits_forty_columns(tmp_path: Path) -> None:
     assert "…" not in ended.out
     assert "questions" in ended.out
     assert max(map(len, ended.out.splitlines())) <= 40
+
+
+def test_completion_for_a_home_that_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / ".bashrc").touch()
+    (tmp_path / ".bashrc").chmod(0o400)
+    tmp_path.chmod(0o555)
+    try:
+        ended = ordinary_user("--install-completion", "bash")
+    finally:
+        tmp_path.chmod(0o755)
+    assert ended.code == 2
+    assert "choose a place that you may read and write" in ended.err
+    assert "Traceback" not in ended.err

@@ -49,12 +49,7 @@ class _Commands(TyperGroup):
             _tell(error, explain(error), code, wants_json=wants_json)
             raise typer.Exit(code) from error
         except OSError as error:
-            if error.filename is None and error.errno not in _DISK_TROUBLE:
-                raise  # not of a file: a reader who has seen enough, or a fault of ours
-            place = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
-            code = ExitCode.STORAGE if error.errno in _DISK_TROUBLE else ExitCode.CONFIGURATION
-            _tell(error, f"{place}{error.strerror}; {_remedy(error)}", code, wants_json=wants_json)
-            raise typer.Exit(code) from error
+            raise typer.Exit(_tell_of_file(error, wants_json=wants_json)) from error
         except (KeyboardInterrupt, asyncio.CancelledError) as error:
             # A second Ctrl+C cancels the command's task; what was in flight is held by the ledger.
             typer.echo("quantroute: interrupted; the same command goes on from here", err=True)
@@ -89,6 +84,20 @@ def _prepare_standard_streams() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+
+
+def _tell_of_file(error: OSError, *, wants_json: bool) -> ExitCode:
+    """Tell of a file that cannot be had; the code to end with.
+
+    Raises:
+        OSError: the same, if it is not of a file: a reader who has seen enough, or a fault of ours.
+    """
+    if error.filename is None and error.errno not in _DISK_TROUBLE:
+        raise error
+    place = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
+    code = ExitCode.STORAGE if error.errno in _DISK_TROUBLE else ExitCode.CONFIGURATION
+    _tell(error, f"{place}{error.strerror}; {_remedy(error)}", code, wants_json=wants_json)
+    return code
 
 
 def _remedy(error: OSError) -> str:
@@ -158,3 +167,5 @@ def main(arguments: Sequence[str] | None = None) -> None:
         app(None if arguments is None else list(arguments))
     except KeyboardInterrupt:  # before or after a command
         sys.exit(ExitCode.INTERRUPTED)
+    except OSError as error:  # the same; completion is installed before
+        sys.exit(_tell_of_file(error, wants_json=False))
