@@ -65,6 +65,22 @@ def test_a_renamed_folder_holds_the_same_run(run: Path, name: str) -> None:
     assert len(Path("rows.jsonl").read_text().splitlines()) == 3
 
 
+def test_which_of_several_runs_is_not_guessed(run: Path) -> None:
+    """A guess that is wrong buys everything again."""
+    with contextlib.closing(sqlite3.connect(run / "run.sqlite")) as writer:
+        writer.execute("INSERT INTO generation_runs (name, created_at_s) VALUES ('other', 0)")
+        writer.execute(
+            "INSERT INTO generation_configs SELECT 2, config_hash, config, since_s "
+            "FROM generation_configs"
+        )
+        writer.commit()
+    renamed = run.rename(run.with_name("third"))
+    for command in (("generate", "--simulate", "--cap", "1", "--out"), ("status",), ("report",)):
+        ended = quantroute(*command, renamed)
+        assert ended.code == 2
+        assert "it holds several runs (first, other): name the folder as the one" in ended.err
+
+
 def test_a_renamed_folder_of_a_run_file(tmp_path: Path) -> None:
     """The file may be told the new folder; a name of another run is refused."""
     write_prompts(tmp_path / "prompts.jsonl", 3)

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from quantroute.errors import JournalError
+from quantroute.errors import DatasetError, JournalError
 from quantroute.generation._config import new_run_name
 from quantroute.generation._row_sql import read_runs
 from quantroute.ledger import journal_reader
@@ -29,9 +29,18 @@ def run_name(folder: Path) -> str:
 
     A run that was begun keeps its name, whatever its folder is called by now: rows and accounts
     are found by it, and under another they would all be bought again.
+
+    Raises:
+        DatasetError: several runs live there, and the folder is called as none of them.
     """
     name, held = new_run_name(folder.resolve().name), _names_in(run_stores(folder))
-    return held.pop() if name not in held and len(held) == 1 else name
+    if not held or name in held:
+        return name
+    if len(held) > 1:
+        several = ", ".join(sorted(held))
+        problem = f"it holds several runs ({several}): name the folder as the one that is meant"
+        raise DatasetError(path=str(folder), problem=problem)
+    return held.pop()
 
 
 def _names_in(stores: Iterable[Path]) -> set[str]:
