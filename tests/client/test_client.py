@@ -482,6 +482,23 @@ class TestLoops:
             with pytest.raises(ConfigurationError, match="closed"):
                 await client.chat(MODEL, "x")
 
+    @pytest.mark.parametrize("requests", [3, 40])
+    async def test_closing_it_under_its_requests_ends_them_with_the_reason(
+        self, requests: int
+    ) -> None:
+        """On the wire or still waiting, and without opening connections behind the closing."""
+        slow = kimi_mission_scenario(time_scale=0.1)
+        async with opened(slow, max_in_flight=5) as (client, simulator):
+            asked = [
+                asyncio.create_task(client.complete(request(f"q{n}"))) for n in range(requests)
+            ]
+            while not simulator.stats.in_flight:
+                await asyncio.sleep(0.001)
+            await client.aclose()
+            ends = await asyncio.gather(*asked, return_exceptions=True)
+        assert {type(end) for end in ends} == {ConfigurationError}
+        assert "closed while the request was under way" in str(ends[0])
+
     def test_a_dropped_open_client_warns(self) -> None:
         async def drop() -> None:
             """Opened, never closed; what it holds is closed by hand, so that only it is noticed."""

@@ -193,11 +193,16 @@ class Client:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Close what this client opened. Requests in flight should be over; idempotent."""
+        """Close what this client opened; idempotent.
+
+        Requests that are still in flight end with a `ConfigurationError`.
+        """
         if self._state is not _State.OPEN or self._engine is None:
             return
         self._state = _State.CLOSED
         engine, self._engine = self._engine, None
+        if engine.live_rows:
+            engine.stop_admitting(_closed_too_early())  # else they would open connections anew
         engine.dispatcher.close()
         await self._close_resources(engine.ledger)
 
@@ -336,6 +341,10 @@ class Client:
         engine.live_rows += 1
         try:
             return await RowRun(engine, request, sink).run()
+        except QuantrouteError as error:
+            if self._engine is engine:
+                raise
+            raise _closed_too_early() from error
         finally:
             engine.live_rows -= 1
 
@@ -511,6 +520,13 @@ class Client:
                 "or make one for each loop"
             )
         return self._engine
+
+
+def _closed_too_early() -> ConfigurationError:
+    return ConfigurationError(
+        "this client was closed while the request was under way: leave its `async with` when all "
+        "answers are in; what it may cost stays reserved"
+    )
 
 
 def _with_names(
