@@ -13,7 +13,7 @@ import pytest
 
 from quantroute._shard import Shard
 from quantroute.errors import ConfigurationError, DatasetError, JournalError, SourceError
-from quantroute.extraction import _filler
+from quantroute.extraction import TRAINERS, FormatReport, _filler, write_training_data
 from quantroute.extraction._job import Extraction, ExtractionProgress, StoreSettings
 from quantroute.extraction._plan import Selection
 from quantroute.extraction._records import LayerIds
@@ -310,3 +310,24 @@ async def test_a_source_that_answers_for_others_is_refused(target: Target, tmp_p
 
     with pytest.raises(ConfigurationError, match="not asked for, or twice"):
         await job(target, tmp_path / "s").run(Confused(target, LAYERS))
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+async def test_files_of_another_store_with_the_same_tokens_are_not_kept(
+    target: Target, tmp_path: Path, trainer: str
+) -> None:
+    class Retrained(FakeSource):
+        def hidden(self, one: Any) -> Any:
+            return -super().hidden(one)
+
+    for name, source in (("a", FakeSource), ("b", Retrained)):
+        await job(target, tmp_path / name, rows=MANY[:2]).run(source(target, LAYERS))
+    one, other = StateStore.open(tmp_path / "a"), StateStore.open(tmp_path / "b")
+
+    def write(store: StateStore) -> FormatReport:
+        folder = target.folder
+        return write_training_data(store, tmp_path / "files", trainer=trainer, target=folder)
+
+    assert (write(one).written, write(one).kept) == (2, 2)
+    with pytest.raises(DatasetError, match="different: states_sha256"):
+        write(other)

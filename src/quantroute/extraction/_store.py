@@ -71,6 +71,13 @@ class StateStore:
         return sum(shard.tokens for shard in self.shards)
 
     @property
+    def sha256(self) -> str:
+        """Of all tokens, masks and states and of the final norm, by the manifest's checksums."""
+        parts = [record.sha256 for record in self.shards]
+        parts.append(self.manifest["final_norm"]["sha256"])
+        return hashlib.sha256("".join(parts).encode()).hexdigest()
+
+    @property
     def layers(self) -> LayerIds:
         """The auxiliary layers; after them comes the last state, before the final norm."""
         return LayerIds(tuple(self.manifest["layers"]["ids"]))

@@ -52,7 +52,8 @@ def write_training_data(
 
     Raises:
         ConfigurationError: no such trainer, or an impossible vocabulary.
-        DatasetError: the folder holds something else, or no example is left to write.
+        DatasetError: the folder holds something else, such as files of another store, or no example
+            is left to write.
         JournalError: another process writes there.
     """
     if trainer not in TRAINERS:
@@ -65,6 +66,7 @@ def write_training_data(
         vocab_size=sizes.vocab_size,
         layers=store.layers,
         dtype=_DTYPES.get(trainer, store.dtype),
+        states_sha256=store.sha256,
         provenance=provenance or {},
     )
     forced = () if draft_vocab_size is None else special_token_ids(Path(target))

@@ -46,7 +46,8 @@ class StatesFacts:
     """Where states come from, as the manifest tells it.
 
     `model` is the target's folder or id, `provenance` any JSON values besides (hashes of tokenizer
-    and template, versions).
+    and template, versions). `states_sha256` tells these states from others of the same tokens: a
+    pass goes on only where it is the same.
     """
 
     model: str
@@ -55,6 +56,7 @@ class StatesFacts:
     vocab_size: int
     layers: LayerIds
     dtype: str = "bfloat16"
+    states_sha256: str | None = None
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -271,6 +273,7 @@ def _head(layout: Layout, facts: StatesFacts, draft_vocab_size: int | None) -> d
         },
         "last_state": layout.last_state,
         "dtype": facts.dtype,
+        "states_sha256": facts.states_sha256,
         "draft_vocab_size": draft_vocab_size,
         "provenance": dict(facts.provenance),
     }
