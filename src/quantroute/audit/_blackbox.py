@@ -238,12 +238,15 @@ async def _ask(client: Client, model: str, settings: StringsSettings) -> _Asked:
             found.texts.append(text)
             found.prompts.append(number)
 
-    async with asyncio.TaskGroup() as group:
-        for number in range(len(settings.prompts)):
-            for _ in range(settings.answers):
-                group.create_task(one(number, Sampling(temperature=settings.temperature)))
-            for round_ in range(2 * settings.is_greedy):
-                group.create_task(one(number, Sampling(temperature=0.0), round_=round_))
+    try:
+        async with asyncio.TaskGroup() as group:
+            for number in range(len(settings.prompts)):
+                for _ in range(settings.answers):
+                    group.create_task(one(number, Sampling(temperature=settings.temperature)))
+                for round_ in range(2 * settings.is_greedy):
+                    group.create_task(one(number, Sampling(temperature=0.0), round_=round_))
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from None
     return found
 
 
@@ -279,7 +282,7 @@ def _test(found: _Asked, reference: _Asked, settings: StringsSettings) -> String
 
 
 def _outcome(test: StringTest | None, p: float, settings: StringsSettings) -> Outcome:
-    if test is None or test.answers[0] < len(settings.prompts) * settings.answers / 2:
+    if test is None or min(test.answers) < len(settings.prompts) * settings.answers / 2:
         return Outcome.TOO_FEW
     return Outcome.FAILS if p < settings.alpha else Outcome.PASSES
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from html import escape
 from typing import Final
 
+from quantroute._html import text as escape
 from quantroute.audit._blackbox import StringsEndpoint, StringsReport
 from quantroute.audit._report import AuditReport, EndpointReport, Outcome
 from quantroute.money import format_usd

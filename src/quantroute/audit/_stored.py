@@ -127,7 +127,7 @@ def audit_states(
     }
     hypotheses: tuple[str, ...] = ()
     if suspects and load is not None and (settings.formats or settings.models):
-        hypotheses = score_others(load(), suspects, scores, settings)
+        hypotheses, _ = score_others(load(), suspects, scores, settings)
     return conclude(
         intakes,
         scores,
