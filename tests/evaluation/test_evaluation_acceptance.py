@@ -6,6 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -15,13 +16,16 @@ from quantroute.evaluation import (  # noqa: E402
     DraftHead,
     LocalTarget,
     Sample,
+    TargetWeights,
     Wiring,
     evaluate,
     is_held_out,
     measure,
     speculate,
     speed_up,
+    stored_samples,
 )
+from quantroute.extraction import Example, FinalNorm, States  # noqa: E402
 
 HIDDEN, VOCAB, LAYERS = 16, 6, (1, 2, 3)
 
@@ -178,6 +182,21 @@ def test_held_out_rows_are_the_asked_share_and_stay_so() -> None:
     more = {key for key in keys if is_held_out(key, share=0.2)}
     assert 150 < len(few) < 250
     assert few < more
+
+
+def test_rows_whose_keys_are_no_hashes_are_held_out_too() -> None:
+    keys = [f"b3-{number:04}" for number in range(2_000)]
+    assert 150 < sum(is_held_out(key, share=0.1) for key in keys) < 250
+
+
+def test_the_bias_of_a_targets_head_is_part_of_its_logits() -> None:
+    bias = torch.tensor([5.0, 0.0, 0.0])
+    weights = TargetWeights(embedding=torch.eye(3), head=torch.eye(3), bias=bias)
+    example = Example(input_ids=np.array([0, 1]), loss_mask=np.array([False, True]))
+    states = States(example=example, hidden=torch.ones(2, 4, 3))
+    norm = FinalNorm(kind="rms", eps=0.0, weight=torch.ones(3))
+    (sample,) = stored_samples([states], norm=norm, weights=weights)
+    assert sample.logits.tolist() == [[6.0, 1.0, 1.0]] * 2
 
 
 @pytest.fixture(scope="module")

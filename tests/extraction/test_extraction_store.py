@@ -312,6 +312,14 @@ async def test_a_source_that_answers_for_others_is_refused(target: Target, tmp_p
         await job(target, tmp_path / "s").run(Confused(target, LAYERS))
 
 
+async def test_the_report_counts_what_the_store_holds(target: Target, tmp_path: Path) -> None:
+    gone = {one.key for one in MANY[:3]}
+    report = await job(target, tmp_path / "s").run(FakeSource(target, LAYERS, gone=gone))
+    store = StateStore.open(tmp_path / "s")
+    assert (report.examples, report.tokens) == (len(store), store.tokens)
+    assert report.lost == {"too_long": 3}
+
+
 @pytest.mark.parametrize("trainer", TRAINERS)
 async def test_files_of_another_store_with_the_same_tokens_are_not_kept(
     target: Target, tmp_path: Path, trainer: str

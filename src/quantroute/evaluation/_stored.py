@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from quantroute._extra import need
 from quantroute.errors import ConfigurationError, DatasetError
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from quantroute.extraction import FinalNorm, States
 
 __all__ = ["TargetWeights", "is_held_out", "stored_samples"]
+
+_HASH: Final = re.compile(r"[0-9a-f]{8}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,9 +54,11 @@ class TargetWeights:
 def is_held_out(row_key: str, *, share: float) -> bool:
     """Whether a row is kept from training: by its key, alike on every machine.
 
-    All answers of a conversation go the same way.
+    Keys of our own rows are hashes; others are hashed first. All answers of a conversation go the
+    same way.
     """
-    return int(row_key[:8], 16) < share * 2**32
+    digest = row_key if _HASH.match(row_key) else hashlib.sha256(row_key.encode()).hexdigest()
+    return int(digest[:8], 16) < share * 2**32
 
 
 def stored_samples(
@@ -61,13 +67,14 @@ def stored_samples(
     """States with the logits that the target makes of them."""
     torch = need("torch")
     head = weights.head.float()
+    bias = 0.0 if weights.bias is None else weights.bias.float()
     for item in states:
         hidden = item.hidden.float()
         yield Sample(
             ids=torch.from_numpy(item.example.input_ids),
             mask=torch.from_numpy(item.example.loss_mask),
             auxiliary=hidden[:, :-1],
-            logits=norm.apply(hidden[:, -1]) @ head.T,
+            logits=norm.apply(hidden[:, -1]) @ head.T + bias,
             dataset=item.example.provenance.get("dataset"),
             last=hidden[:, -1],
             normed=norm.apply(hidden[:, :-1]),

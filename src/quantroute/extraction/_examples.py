@@ -330,6 +330,8 @@ class _Maker:
             raise _Refused(RefusalReason.UNENCODABLE, f"prompt: {prompt}")
         if isinstance(completion, Unencodable):
             raise _Refused(RefusalReason.UNENCODABLE, f"answer: {completion}")
+        if not completion:
+            raise _Refused(RefusalReason.NO_ANSWER, "the tokenizer makes nothing of the answer")
         self._check_shown(turn, len(completion))
         length = len(prompt) + len(completion)
         limit = self.settings.max_tokens or length

@@ -89,7 +89,10 @@ class ExtractionProgress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExtractionReport:
-    """How one start ended. `missing_shards` of the whole plan; none: the manifest stands."""
+    """How one start ended: what it committed, `lost` examples being left out.
+
+    `missing_shards` of the whole plan; none: the manifest stands.
+    """
 
     folder: Path
     shards: int
@@ -365,8 +368,8 @@ class _Work:
         self._resumed_tokens = sum(span.tokens for span in own if span.index in done)
         self._total_tokens = sum(span.tokens for span in own)
         self._total_shards = len(own)
-        self._tokens = self._resumed_tokens
-        self._examples = self._written_bytes = self._shards = 0
+        self._tokens = self._resumed_tokens  # asked for; `_kept_tokens` have states
+        self._examples = self._kept_tokens = self._written_bytes = self._shards = 0
         self._lost: Counter[str] = Counter()
         self._todo = job.plan.members(job._examples, self._missing)
         self._taking = asyncio.Lock()
@@ -387,6 +390,7 @@ class _Work:
         while (record := await self._filler.fill(self._take)) is not None:
             self._shards += 1
             self._examples += record.examples
+            self._kept_tokens += record.tokens
             self._written_bytes += record.size_bytes
             self._lost.update(item["reason"] for item in record.lost)
             self._tell()
@@ -425,7 +429,7 @@ class _Work:
             resumed_shards=self._resumed_shards,
             missing_shards=missing_shards,
             examples=self._examples,
-            tokens=self._tokens - self._resumed_tokens,
+            tokens=self._kept_tokens,
             written_bytes=self._written_bytes,
             lost=dict(self._lost),
             was_stopped=self._job._is_stopping,

@@ -182,7 +182,8 @@ def write_format(
         if not totals.examples:
             raise DatasetError(
                 path=str(folder),
-                problem=f"no example to write ({totals.non_finite} hold infinities or NaN)",
+                problem=f"no example to write ({totals.non_finite} hold infinities or NaN); the "
+                "markers of a store's shards (shards/*.json) say why examples were lost",
             )
         _remove_others(folder, paths)
         vocabulary = _vocabulary(counts, draft_vocab_size, forced)
