@@ -304,6 +304,19 @@ def test_a_store_becomes_a_trainers_folder(here: Path, trainer: str) -> None:
     assert f"examples, {ended.data['tokens']:,} tokens" in again.out
 
 
+def test_states_are_read_against_their_checksums_where_that_is_asked(here: Path) -> None:
+    pytest.importorskip("datasets", reason="speculators' form is an arrow dataset")
+    assert extract(here).code == 0
+    shard = here / "states/shards/000000.safetensors"
+    raw = bytearray(shard.read_bytes())
+    raw[-1_000] ^= 1
+    shard.write_bytes(raw)
+    words = ("convert", here / "states", here / "data", "--target", here / "target")
+    ended = quantroute(*words, "--verify")
+    assert ended.code == 2
+    assert "differs from its checksum" in ended.err
+
+
 def test_a_trainer_nobody_knows_is_refused(here: Path) -> None:
     assert extract(here).code == 0
     words = ("convert", here / "states", here / "data", "--target", here / "target")

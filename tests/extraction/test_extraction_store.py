@@ -312,6 +312,30 @@ async def test_a_source_that_answers_for_others_is_refused(target: Target, tmp_p
         await job(target, tmp_path / "s").run(Confused(target, LAYERS))
 
 
+async def test_a_changed_token_is_noticed_when_it_is_read(target: Target, tmp_path: Path) -> None:
+    await job(target, tmp_path / "s").run(FakeSource(target, LAYERS))
+    store = StateStore.open(tmp_path / "s")
+    path = store.folder.shard(0)
+    raw = bytearray(path.read_bytes())
+    raw[raw.index(MANY[0].input_ids.tobytes())] ^= 1
+    path.write_bytes(raw)
+    with pytest.raises(DatasetError, match=r"other tokens in its shard: delete it"):
+        next(iter(store))
+
+
+async def test_files_for_another_target_than_that_of_the_states_are_refused(
+    target: Target, tmp_path: Path
+) -> None:
+    await job(target, tmp_path / "s").run(FakeSource(target, LAYERS))
+    store = StateStore.open(tmp_path / "s")
+    other = tmp_path / "other"
+    other.mkdir()
+    config = json.loads((target.folder / "config.json").read_text()) | {"vocab_size": 500}
+    (other / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigurationError, match=r"not the target of these .*vocab_size differ"):
+        write_training_data(store, tmp_path / "files", trainer="speculators", target=other)
+
+
 async def test_the_report_counts_what_the_store_holds(target: Target, tmp_path: Path) -> None:
     gone = {one.key for one in MANY[:3]}
     report = await job(target, tmp_path / "s").run(FakeSource(target, LAYERS, gone=gone))

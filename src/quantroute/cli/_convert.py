@@ -32,6 +32,10 @@ def convert(
             min=1, help="Tokens the drafter may propose, special ones always in; all by default."
         ),
     ] = None,
+    verify: Annotated[
+        bool,
+        typer.Option("--verify", help="First read every byte of STATES against its checksum."),
+    ] = False,
     as_json: options.Json = False,
 ) -> None:
     """Write the states that `extract` took as one trainer's files. `pipeline` does it by itself.
@@ -42,6 +46,8 @@ def convert(
     from quantroute import extraction
 
     store = extraction.StateStore.open(states)
+    if verify:
+        store.verify()
     report = extraction.write_training_data(
         store, out, trainer=trainer, target=target, draft_vocab_size=draft_vocab_size
     )
