@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
+safetensors = pytest.importorskip("safetensors.torch")
 from quantroute.errors import ConfigurationError, DatasetError  # noqa: E402
 from quantroute.evaluation import (  # noqa: E402
     DraftHead,
@@ -187,6 +189,15 @@ def test_held_out_rows_are_the_asked_share_and_stay_so() -> None:
 def test_rows_whose_keys_are_no_hashes_are_held_out_too() -> None:
     keys = [f"b3-{number:04}" for number in range(2_000)]
     assert 150 < sum(is_held_out(key, share=0.1) for key in keys) < 250
+
+
+def test_a_head_that_training_has_broken_is_not_judged(tmp_path: Path) -> None:
+    config = {"architectures": ["LlamaForCausalLMEagle3"]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    weights = {"fc.weight": torch.tensor([1.0, float("nan")]), "norm.weight": torch.ones(2)}
+    safetensors.save_file(weights, tmp_path / "model.safetensors")
+    with pytest.raises(DatasetError, match=r"fc\.weight: not finite.*earlier checkpoint"):
+        DraftHead.load(tmp_path, embedding=torch.ones(3, 2))
 
 
 def test_the_bias_of_a_targets_head_is_part_of_its_logits() -> None:
