@@ -17,6 +17,7 @@ from typing import Any, Final, TypeVar
 from quantroute._shard import Shard
 from quantroute.errors import ConfigurationError, DatasetError
 from quantroute.extraction._filler import ShardFiller, Taken, first_of
+from quantroute.extraction._inputs import ExampleFiles
 from quantroute.extraction._manifest import (
     Folder,
     ShardRecord,
@@ -173,8 +174,11 @@ class Extraction:
                 else.
         """
         if not self.plan.shards:
-            reasons = ", ".join(f"{count} {why}" for why, count in self.plan.left_out.items())
-            raise DatasetError(path="examples", problem=f"none to extract ({reasons or 'no rows'})")
+            reasons = [f"{count:,} {why}" for why, count in self.plan.left_out.items()]
+            if isinstance(self._examples, ExampleFiles):
+                reasons += self._examples.report.refusals()
+            why = "; ".join(reasons) or "no rows"
+            raise DatasetError(path="examples", problem=f"none to extract ({why})")
         self._check_identity()
         need = self.need()
         need.check(str(self.folder.path))

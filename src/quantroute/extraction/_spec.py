@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field, StrictBool, StrictStr
+from pydantic import Field, StrictBool, StrictInt, StrictStr
 
 from quantroute._extra import need
 from quantroute._runfile import RunFile, Table
@@ -66,6 +66,11 @@ class _ExtractTable(Table):
     classes: tuple[StrictStr, ...] = ("good",)
     thinking: Literal["auto", "on", "off"] = "auto"
     chat_template: StrictStr | None = None
+    think_opener: StrictStr | None = None
+    think_closer: StrictStr | None = None
+    end_token: StrictStr | None = None
+    special_text: Literal["text", "refuse", "control"] = "text"
+    template_variables: dict[str, StrictStr | StrictBool | StrictInt] = Field(default_factory=dict)
     drop_failed_audit: StrictStr | None = None
 
 
@@ -197,6 +202,11 @@ def load_extract_spec(path: Path | str, *, drop_failed_audit: Path | None = None
                 thinking=table.thinking,
                 max_tokens=table.max_example_tokens,
                 too_long=table.too_long,
+                special_text=table.special_text,
+                think_opener=table.think_opener,
+                think_closer=table.think_closer,
+                end_token=table.end_token,
+                variables=table.template_variables,
             ),
             template=None if table.chat_template is None else file.resolve(table.chat_template),
             trust_remote_code=table.trust_remote_code,
