@@ -28,6 +28,7 @@ from quantroute.evaluation import (  # noqa: E402
     stored_samples,
 )
 from quantroute.extraction import Example, FinalNorm, States  # noqa: E402
+from quantroute.extraction._norm import norm_of_module  # noqa: E402
 
 HIDDEN, VOCAB, LAYERS = 16, 6, (1, 2, 3)
 
@@ -208,6 +209,38 @@ def test_the_bias_of_a_targets_head_is_part_of_its_logits() -> None:
     norm = FinalNorm(kind="rms", eps=0.0, weight=torch.ones(3))
     (sample,) = stored_samples([states], norm=norm, weights=weights)
     assert sample.logits.tolist() == [[6.0, 1.0, 1.0]] * 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        ("Granite", {"logits_scaling": 8.0, "tie_word_embeddings": False}),
+        ("Gemma2", {"final_logit_softcapping": 3.0, "head_dim": 4}),
+        ("Cohere", {"logit_scale": 0.25}),
+    ],
+)
+def test_stored_states_give_the_logits_of_targets_that_scale_or_cap_them(
+    tmp_path: Path, kind: str, changes: dict[str, Any]
+) -> None:
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 30}
+    config = getattr(transformers, f"{kind}Config")(**sizes, **heads, **changes)
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
+    with torch.no_grad():
+        model.get_output_embeddings().weight.normal_(0, 1)
+    model.save_pretrained(tmp_path)
+    ids, entered = np.arange(3, 9), list[torch.Tensor]()
+    model.model.norm.register_forward_pre_hook(lambda _, args: entered.append(args[0][0]))
+    with torch.inference_mode():
+        wanted = model(torch.tensor(ids)[None]).logits[0]
+    states = States(
+        example=Example(input_ids=ids, loss_mask=ids > 5),
+        hidden=entered[0].unsqueeze(1).repeat(1, 4, 1),
+    )
+    norm = norm_of_module(model.model.norm)
+    (sample,) = stored_samples([states], norm=norm, weights=TargetWeights.read(tmp_path))
+    torch.testing.assert_close(sample.logits, wanted, rtol=1e-3, atol=1e-3)
 
 
 @pytest.fixture(scope="module")
