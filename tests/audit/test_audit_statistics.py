@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 from dataclasses import replace
 
 import numpy as np
@@ -49,6 +50,7 @@ from quantroute.audit import (
     tokens_needed,
 )
 from quantroute.audit._scores import joined
+from quantroute.audit._statistics import _interval
 from quantroute.errors import ConfigurationError
 
 claims = st.builds(
@@ -192,6 +194,16 @@ def test_combined_p_against_known_values() -> None:
     assert combined_p([0.01, 0.5]) == pytest.approx(0.0199803, rel=1e-4)
     assert combined_p([1e-200, 0.5]) == pytest.approx(2e-200, rel=1e-3)
     assert combined_p([1e-6, 1.0]) < 1e-5  # a certain miss must not drown a hit
+
+
+def test_the_interval_of_many_rows_takes_little_memory() -> None:
+    sums = np.random.default_rng(1).normal(size=4_000)
+    tracemalloc.start()
+    low, high = _interval(sums, np.ones(4_000), seed=0)
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert low < sums.mean() < high
+    assert peak_bytes < 1e6  # 1,000 resamplings of them at once are 32 MB each array
 
 
 def test_no_tokens_hold_no_evidence() -> None:

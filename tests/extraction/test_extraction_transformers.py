@@ -122,6 +122,18 @@ async def test_what_the_target_cannot_take_is_lost_alone(llama: Path) -> None:
     assert len(results) == 3
 
 
+async def test_a_length_by_another_name_counts(tmp_path: Path) -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    sizes = {"n_layer": 8, "n_embd": 32, "n_head": 4, "n_positions": 16}
+    ids = {"bos_token_id": None, "eos_token_id": None}
+    GPT2LMHeadModel(GPT2Config(vocab_size=199, **sizes, **ids)).save_pretrained(tmp_path)
+    source = TransformersSource(tmp_path, dtype="float32")
+    results = await gathered(source.states([example(1, 8), example(2, 17)]))
+    assert [item.reason for item in results if isinstance(item, Lost)] == ["too_long"]
+    assert len(results) == 2
+
+
 async def test_out_of_device_memory_halves_the_batch(
     llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

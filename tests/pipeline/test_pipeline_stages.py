@@ -20,6 +20,7 @@ from quantroute.pipeline import (
 )
 from quantroute.pipeline import _contents as contents
 from quantroute.pipeline._contents import Content
+from quantroute.pipeline._judge import _prompts
 
 RUN = """\
 [run]
@@ -224,6 +225,15 @@ def test_another_trainer_makes_the_data_again(chain: Chain) -> None:
 def _folder(path: Path) -> Path:
     path.mkdir(parents=True, exist_ok=True)
     return path
+
+
+def test_rows_that_are_all_answer_have_no_prompt_to_decode() -> None:
+    np = pytest.importorskip("numpy")
+    from quantroute.extraction import Example
+
+    masks = ([True, True], [False, True])
+    rows = [Example(input_ids=np.array([7, 8]), loss_mask=np.array(mask)) for mask in masks]
+    assert list(_prompts(rows)) == [[7]]
 
 
 @pytest.mark.parametrize("name", ["chat_template.jinja", "tokenizer_config.json", "tiktoken.model"])

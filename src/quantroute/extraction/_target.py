@@ -69,7 +69,9 @@ class Target:
             hidden_size=sizes["hidden_size"],
             vocab_size=sizes["vocab_size"],
             dtype=dtype if dtype in DTYPE_BYTES else "bfloat16",
-            max_tokens=text.get("max_position_embeddings"),
+            max_tokens=next(
+                (text[name] for name in _LONGEST if isinstance(text.get(name), int)), None
+            ),
             architecture=(whole.get("architectures") or ["?"])[0],
             config=text,
         )
@@ -94,6 +96,7 @@ class Target:
         return None if text is None else hashlib.sha256(text.encode()).hexdigest()
 
 
+_LONGEST: Final = ("max_position_embeddings", "n_positions", "max_seq_len")
 _SIZES: Final[Mapping[str, tuple[str, ...]]] = {
     "num_hidden_layers": ("n_layer", "num_layers"),
     "hidden_size": ("n_embd", "d_model"),
