@@ -357,6 +357,26 @@ def test_rows_that_are_all_refused_are_told_with_the_way_out(target: Path, tmp_p
     assert "set think_closer" in ended.err
 
 
+def test_a_target_that_was_trained_on_between_two_starts_is_refused(
+    here: Path, target: Path, tmp_path: Path
+) -> None:
+    from transformers import LlamaForCausalLM
+
+    assert extract(here, "--shard", "0/2").code == 0
+    model = LlamaForCausalLM.from_pretrained(target)
+    with torch.no_grad():
+        model.model.layers[1].mlp.up_proj.weight.mul_(2)  # the final norm is as it was
+    (here / "target").unlink()
+    model.save_pretrained(tmp_path / "target")
+    ended = extract(here)
+    assert ended.code == 2
+    assert "holds another extraction (source.weights_sample_sha256 differ)" in ended.err
+    plan = json.loads((here / "states/plan.json").read_text())
+    del plan["source"]["weights_sample_sha256"]  # as earlier versions wrote it
+    (here / "states/plan.json").write_text(json.dumps(plan))
+    assert extract(here).code == 0
+
+
 def test_a_trainer_nobody_knows_is_refused(here: Path) -> None:
     assert extract(here).code == 0
     words = ("convert", here / "states", here / "data", "--target", here / "target")

@@ -22,6 +22,7 @@ from quantroute.extraction._manifest import (
     Folder,
     ShardRecord,
     describe,
+    differing_names,
     manifest_of,
     read_json,
     write_json,
@@ -328,12 +329,15 @@ class Extraction:
                 )
             return
         stored, ours = read_json(self.folder.plan), self._description()
-        differing = sorted(name for name in {*stored, *ours} if stored.get(name) != ours.get(name))
-        if differing:
+        if "weights_sample_sha256" not in (stored.get("source") or {}):
+            # A folder of before weights were looked at is still known again.
+            rest = {k: v for k, v in ours["source"].items() if k != "weights_sample_sha256"}
+            ours = {**ours, "source": rest}
+        if differing := list(differing_names(stored, ours)):
             raise DatasetError(
                 path=str(self.folder.path),
                 problem=f"holds another extraction ({', '.join(differing)} differ); choose another "
-                "folder, or put the settings and the rows back as they were",
+                "folder, or put settings, rows and target back as they were",
             )
 
     def sweep(self) -> None:

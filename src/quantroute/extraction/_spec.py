@@ -99,10 +99,12 @@ class ExtractSpec:
         """The work, or one worker's part of it; `plan` if it was made elsewhere."""
         table = self.table
         is_local = table.source == "transformers"
-        # What moves the last bits of the states: it belongs to what the store is.
+        # What moves the states, if but their last bits: it belongs to what the store is. A server
+        # has weights of its own; the folder here may hold no more than the final norm.
         source: dict[str, Any] = {"kind": table.source}
         if is_local:
             source["batch_tokens"] = table.batch_tokens
+            source["weights_sample_sha256"] = self.target.weights_sample_sha256()
         return Extraction(
             target=self.target,
             layers=self.layers,
