@@ -139,11 +139,20 @@ def test_names_that_look_like_markup_stand_as_they_are() -> None:
         greedy_own=None,
         p_adjusted=1.0,
     )
-    report = StringsReport(model="m", reference="r", alpha=0.05, endpoints=(item,), spent_pusd=0)
+    report = StringsReport(
+        model="m",
+        reference="r",
+        alpha=0.05,
+        endpoints=(item,),
+        spent_pusd=0,
+        reference_failures={"refused": 3},
+    )
     console = Console(width=200, file=io.StringIO())
     console.print(strings_table(report))
     assert "a[/b]<i>" in console.file.getvalue()
-    assert "a[/b]&lt;i&gt;" in strings_html(report).encode().decode()
+    page = strings_html(report).encode().decode()
+    assert "a[/b]&lt;i&gt;" in page
+    assert "r (the reference): 3 requests without an answer: refused" in page
 
 
 async def test_an_unknown_reference_is_refused_before_money_is_spent(tmp_path: Path) -> None:

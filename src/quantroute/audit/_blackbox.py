@@ -92,13 +92,17 @@ class StringsEndpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StringsReport:
-    """All endpoints of a comparison of strings, and what it cost."""
+    """All endpoints of a comparison of strings, and what it cost.
+
+    `reference_failures` are requests to the reference without an answer, by reason.
+    """
 
     model: str
     reference: str
     alpha: float
     endpoints: tuple[StringsEndpoint, ...]
     spent_pusd: int
+    reference_failures: Mapping[str, int] = field(default_factory=dict)
     date: str = ""
     run: str = ""
     method: str = "strings"
@@ -205,6 +209,7 @@ async def audit_strings(
         alpha=settings.alpha,
         endpoints=_judged(asked, settings),
         spent_pusd=spent_pusd,
+        reference_failures=dict(asked[settings.reference].failures),
         date=date,
         run=run,
     )

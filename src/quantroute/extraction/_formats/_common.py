@@ -7,6 +7,7 @@ A file is written beside its place and renamed, so a file that is there is whole
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,10 +26,21 @@ from quantroute.storage import FileLock, atomic_file, atomic_write
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["EXAMPLES", "MANIFEST", "FormatReport", "Layout", "Norm", "StatesFacts", "write_format"]
+__all__ = [
+    "EXAMPLES",
+    "MANIFEST",
+    "WORK",
+    "FormatReport",
+    "Layout",
+    "Norm",
+    "StatesFacts",
+    "write_format",
+]
 
 MANIFEST: Final = "manifest.json"
 EXAMPLES: Final = "examples.jsonl"
+#: What folders that are needed while files are made are called at first.
+WORK: Final = ".work-"
 KIND: Final = "quantroute trainer data"
 VERSION: Final = 1
 
@@ -301,6 +313,8 @@ def _begin(folder: Path, head: dict[str, Any]) -> None:
         )
     for stray in folder.rglob(".*.tmp"):  # of a pass that was killed
         stray.unlink()
+    for work in folder.glob(f"{WORK}*"):
+        shutil.rmtree(work)
     _write_manifest(folder, head | {"state": "writing"})
 
 
