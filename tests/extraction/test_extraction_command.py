@@ -301,9 +301,15 @@ def test_a_store_becomes_a_trainers_folder(here: Path, trainer: str) -> None:
     assert ended.data["tokens"] >= max(lengths)
     manifest = json.loads((here / "data" / "manifest.json").read_text())
     assert manifest["state"] == "complete"
+    assert ended.data["coverage"] is None
     again = quantroute(*words, "--trainer", trainer)
     assert again.code == 0
     assert f"examples, {ended.data['tokens']:,} tokens" in again.out
+    cut = quantroute(*words, "--trainer", trainer, "--draft-vocab-size", 100)
+    assert cut.code == 0
+    coverage = json.loads((here / "data" / "manifest.json").read_text())["coverage"]
+    assert 0 < coverage < 1
+    assert f"draft vocabulary of 100: {coverage:.2%} of what is learnt" in cut.out
 
 
 def test_states_are_read_against_their_checksums_where_that_is_asked(here: Path) -> None:

@@ -61,6 +61,8 @@ def convert(
                 "supervised_tokens": report.supervised_tokens,
                 "non_finite": report.non_finite,
                 "duplicates": report.duplicates,
+                "draft_vocab_size": report.draft_vocab_size,
+                "coverage": report.coverage,
             }
         )
         return
@@ -68,6 +70,8 @@ def convert(
         f"{report.folder}: {report.examples:,} examples, {report.tokens:,} tokens "
         f"({report.supervised_tokens:,} trained) for {trainer}"
     )
+    if report.coverage is not None:
+        say(f"draft vocabulary of {draft_vocab_size:,}: {report.coverage:.2%} of what is learnt")
     for count, what in (
         (report.non_finite, "left out for an infinity or a NaN"),
         (report.duplicates, "left out as equal to an earlier one"),
