@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import datetime as dt
+import io
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from cli_support import quantroute
 
@@ -14,15 +16,19 @@ pytest.importorskip("scipy", reason="needs the extra `audit`")
 from quantroute import BudgetLedger, EnvKey, Service
 from quantroute.audit import (
     Outcome,
+    StringsEndpoint,
     StringsReport,
     StringsSettings,
+    StringTest,
     audit_strings,
     evidence_of,
     strings_html,
 )
+from quantroute.audit._blackbox import _outcome
 from quantroute.errors import BudgetExceeded, ConfigurationError
 from quantroute.policy import EvidenceTable, ExclusionPolicy
 from quantroute.registry import ProviderRegistry
+from quantroute.report.audit import strings_table
 from quantroute.simulator import (
     DEFAULT_API_KEY,
     AnswerRequest,
@@ -115,11 +121,38 @@ async def test_the_other_speaker_is_found_and_the_honest_one_is_not(tmp_path: Pa
 
 
 async def test_the_cap_holds(tmp_path: Path) -> None:
-    with pytest.raises((BudgetExceeded, ExceptionGroup)) as caught:
+    with pytest.raises(BudgetExceeded):
         await found(tmp_path, SETTINGS, cap="0.0005")
-    error = caught.value
-    parts = error.exceptions if isinstance(error, ExceptionGroup) else (error,)
-    assert any(isinstance(part, BudgetExceeded) for part in parts)
+
+
+def test_one_answer_of_the_reference_is_too_few_to_pass_by() -> None:
+    test = StringTest(answers=(24, 1), discrepancy=0.1, p=0.5)
+    assert _outcome(test, 0.5, SETTINGS) is Outcome.TOO_FEW
+
+
+def test_names_that_look_like_markup_stand_as_they_are() -> None:
+    item = StringsEndpoint(
+        endpoint="a[/b]<i>\ud800",
+        outcome=Outcome.PASSES,
+        test=None,
+        greedy=None,
+        greedy_own=None,
+        p_adjusted=1.0,
+    )
+    report = StringsReport(
+        model="m",
+        reference="r",
+        alpha=0.05,
+        endpoints=(item,),
+        spent_pusd=0,
+        reference_failures={"refused": 3},
+    )
+    console = Console(width=200, file=io.StringIO())
+    console.print(strings_table(report))
+    assert "a[/b]<i>" in console.file.getvalue()
+    page = strings_html(report).encode().decode()
+    assert "a[/b]&lt;i&gt;" in page
+    assert "r (the reference): 3 requests without an answer: refused" in page
 
 
 async def test_an_unknown_reference_is_refused_before_money_is_spent(tmp_path: Path) -> None:

@@ -141,5 +141,5 @@ def test_what_states_cannot_tell_is_refused(
     moved = StateStore(
         folder=store.folder, manifest={**store.manifest, "target": same}, shards=store.shards
     )
-    with pytest.raises(ConfigurationError, match="logit_scale"):
+    with pytest.raises(ConfigurationError, match="more than states times head"):
         TargetHead.read(other, moved)

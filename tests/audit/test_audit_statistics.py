@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 from dataclasses import replace
 
 import numpy as np
@@ -28,12 +29,19 @@ pytest.importorskip("torch")
 import torch
 
 from quantroute.audit import (
+    AuditRow,
+    AuditSettings,
+    CauseKind,
+    Hypothesis,
+    Intake,
+    Outcome,
     SamplingClaim,
     combined_p,
     drift,
     drift_gap,
     fit_temperature,
     holm,
+    judge_scores,
     outside_test,
     rank_gap_p,
     rank_test,
@@ -42,6 +50,7 @@ from quantroute.audit import (
     tokens_needed,
 )
 from quantroute.audit._scores import joined
+from quantroute.audit._statistics import _interval
 from quantroute.errors import ConfigurationError
 
 claims = st.builds(
@@ -187,11 +196,44 @@ def test_combined_p_against_known_values() -> None:
     assert combined_p([1e-6, 1.0]) < 1e-5  # a certain miss must not drown a hit
 
 
+def test_the_interval_of_many_rows_takes_little_memory() -> None:
+    sums = np.random.default_rng(1).normal(size=4_000)
+    tracemalloc.start()
+    low, high = _interval(sums, np.ones(4_000), seed=0)
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert low < sums.mean() < high
+    assert peak_bytes < 1e6  # 1,000 resamplings of them at once are 32 MB each array
+
+
 def test_no_tokens_hold_no_evidence() -> None:
     row = replace(honest_rows(1, 4, seed=1)[0])
     empty = row.head(0)
     assert drift([empty]).p == 1.0
     assert rank_test([empty]).p == 1.0
+    assert strata_test([empty], factor=1.0, by="entropy").p == 1.0
+    assert fit_temperature([empty]).factor == 1.0
+
+
+def test_answers_of_forbidden_tokens_alone_fail_and_break_nothing() -> None:
+    claim = SamplingClaim(top_k=1)
+    logits = logits_of(6, seed=1)
+    rows = [score_logits(logits, logits.argmin(-1), claim)]
+    ids = np.zeros(7, dtype=np.int64)
+    asked = AuditRow(key=("k", 0), endpoint="e", input_ids=ids, start=1, claim=claim)
+    scores = {"e": {Hypothesis(CauseKind.AS_CLAIMED): rows}}
+    (found,) = judge_scores({"e": Intake(rows=[asked], tokens=6)}, scores, AuditSettings())
+    assert (found.outcome, found.outside.count) == (Outcome.FAILS, 6)
+
+
+def test_a_likelihood_that_bends_the_wrong_way_still_has_its_gain() -> None:
+    logits = [logits_of(40, seed=number) for number in range(20)]
+    fit = fit_temperature([score_logits(item, item.argmax(-1), PLAIN) for item in logits])
+    assert (fit.factor, fit.is_at_edge) == (0.6, True)
+    assert fit.gain_nats > 100
+    only = SamplingClaim(top_k=1)  # one token, certain at any temperature
+    fit = fit_temperature([score_logits(item, item.argmax(-1), only) for item in logits])
+    assert (fit.factor, fit.gain_nats, fit.is_at_edge) == (1.0, 0.0, False)
 
 
 @pytest.mark.parametrize(

@@ -128,6 +128,20 @@ def test_another_template_is_named(target: Target, rows: dict[str, Rows], tmp_pa
     assert "template: verbose" in report.hypotheses
 
 
+def test_a_prompt_that_cannot_be_rendered_is_not_said_to_be_compared(
+    target: Target, rows: dict[str, Rows], tmp_path: Path
+) -> None:
+    template = tmp_path / "strict.jinja"
+    refusal = "{%- if messages[0].role == 'system' -%}{{ raise_exception('none') }}{%- endif -%}"
+    template.write_text(refusal + target.tokenizer.template)
+    strict = TargetTokenizer.load(target.tokenizer.folder, template=template)
+    settings = AuditSettings(formats=(), system_prompts=(SYSTEM,), fewest_tokens=100)
+    few = rows["honest/int4"][:20]
+    report = audit_weights(lambda: few, replace(target, tokenizer=strict), settings)
+    assert report.hypotheses == ()
+    assert any(line.startswith(f"system prompt: {SYSTEM}: not compared") for line in report.notes)
+
+
 def test_the_wanted_power_sets_the_tokens_needed(target: Target, rows: dict[str, Rows]) -> None:
     cheap = [
         of(audit_weights(lambda: rows["cheap/int4"], target, settings), "cheap/int4")
@@ -224,9 +238,10 @@ def test_a_service_that_does_not_count_the_end_token_is_no_mismatch(
     stopped = [row for row in others if row["turns"][0]["finish_reason"] == "stop"]
     for row in stopped:
         row["turns"][0]["output_tokens"] -= 1
-    (intake,) = audit_rows_of(stopped, target.tokenizer).values()
+    assert 5 < len(stopped) < len(others)  # some were cut: they have no end token to count
+    (intake,) = audit_rows_of(others, target.tokenizer).values()
     assert set(intake.left_out) <= {"no_answer"}
-    assert len(intake.rows) > 5
+    assert any(not row.has_end for row in intake.rows)
 
 
 def test_enough_rows_are_enough(target: Target, rows: dict[str, Rows]) -> None:

@@ -177,6 +177,24 @@ def test_speculators_lines_become_figures() -> None:
     assert after is not None
     assert (after.split, after.step, after.accuracy) == ("validation", 42, (0.75,))
     assert after.loss != after.loss  # NaN is told, not hidden
+    assert json.dumps(after.as_dict(), allow_nan=False)
+    assert after.as_dict()["loss"] is None
+
+
+@pytest.mark.parametrize(("state", "step"), [('{"global_step": 40}', 40), ("{", 0), ("[]", 0)])
+def test_validation_right_after_a_restart_has_the_checkpoints_step(
+    tmp_path: Path, state: str, step: int
+) -> None:
+    spec = spec_of(tmp_path)
+    for number, content in (("2", "{}"), ("10", state)):
+        folder = spec.out / "checkpoints" / number
+        folder.mkdir(parents=True)
+        (folder / "training_state.json").write_text(content)
+    data = TrainingData.read(spec.data)
+    launch = speculators_launch(spec, data, Installed(python=spec.python))
+    found = launch.parser.read(VALIDATION)
+    assert found is not None
+    assert found.step == step
 
 
 # -- SpecForge ------------------------------------------------------------------------------------

@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
+safetensors = pytest.importorskip("safetensors.torch")
 from quantroute.errors import ConfigurationError, DatasetError  # noqa: E402
 from quantroute.evaluation import (  # noqa: E402
     DraftHead,
     LocalTarget,
     Sample,
+    TargetWeights,
     Wiring,
     evaluate,
     is_held_out,
     measure,
     speculate,
     speed_up,
+    stored_samples,
 )
+from quantroute.extraction import Example, FinalNorm, States  # noqa: E402
+from quantroute.extraction._norm import norm_of_module  # noqa: E402
 
 HIDDEN, VOCAB, LAYERS = 16, 6, (1, 2, 3)
 
@@ -178,6 +185,62 @@ def test_held_out_rows_are_the_asked_share_and_stay_so() -> None:
     more = {key for key in keys if is_held_out(key, share=0.2)}
     assert 150 < len(few) < 250
     assert few < more
+
+
+def test_rows_whose_keys_are_no_hashes_are_held_out_too() -> None:
+    keys = [f"b3-{number:04}" for number in range(2_000)]
+    assert 150 < sum(is_held_out(key, share=0.1) for key in keys) < 250
+
+
+def test_a_head_that_training_has_broken_is_not_judged(tmp_path: Path) -> None:
+    config = {"architectures": ["LlamaForCausalLMEagle3"]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    weights = {"fc.weight": torch.tensor([1.0, float("nan")]), "norm.weight": torch.ones(2)}
+    safetensors.save_file(weights, tmp_path / "model.safetensors")
+    with pytest.raises(DatasetError, match=r"fc\.weight: not finite.*earlier checkpoint"):
+        DraftHead.load(tmp_path, embedding=torch.ones(3, 2))
+
+
+def test_the_bias_of_a_targets_head_is_part_of_its_logits() -> None:
+    bias = torch.tensor([5.0, 0.0, 0.0])
+    weights = TargetWeights(embedding=torch.eye(3), head=torch.eye(3), bias=bias)
+    example = Example(input_ids=np.array([0, 1]), loss_mask=np.array([False, True]))
+    states = States(example=example, hidden=torch.ones(2, 4, 3))
+    norm = FinalNorm(kind="rms", eps=0.0, weight=torch.ones(3))
+    (sample,) = stored_samples([states], norm=norm, weights=weights)
+    assert sample.logits.tolist() == [[6.0, 1.0, 1.0]] * 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        ("Granite", {"logits_scaling": 8.0, "tie_word_embeddings": False}),
+        ("Gemma2", {"final_logit_softcapping": 3.0, "head_dim": 4}),
+        ("Cohere", {"logit_scale": 0.25}),
+    ],
+)
+def test_stored_states_give_the_logits_of_targets_that_scale_or_cap_them(
+    tmp_path: Path, kind: str, changes: dict[str, Any]
+) -> None:
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 30}
+    config = getattr(transformers, f"{kind}Config")(**sizes, **heads, **changes)
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
+    with torch.no_grad():
+        model.get_output_embeddings().weight.normal_(0, 1)
+    model.save_pretrained(tmp_path)
+    ids, entered = np.arange(3, 9), list[torch.Tensor]()
+    model.model.norm.register_forward_pre_hook(lambda _, args: entered.append(args[0][0]))
+    with torch.inference_mode():
+        wanted = model(torch.tensor(ids)[None]).logits[0]
+    states = States(
+        example=Example(input_ids=ids, loss_mask=ids > 5),
+        hidden=entered[0].unsqueeze(1).repeat(1, 4, 1),
+    )
+    norm = norm_of_module(model.model.norm)
+    (sample,) = stored_samples([states], norm=norm, weights=TargetWeights.read(tmp_path))
+    torch.testing.assert_close(sample.logits, wanted, rtol=1e-3, atol=1e-3)
 
 
 @pytest.fixture(scope="module")

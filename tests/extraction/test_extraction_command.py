@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -27,6 +28,7 @@ from states_support import contents, example, examples, tiny_llama
 
 torch = pytest.importorskip("torch", reason="needs quantroute[extract]")
 pytest.importorskip("transformers", reason="needs quantroute[extract]")
+from extraction_support import CHATML, letters_tokenizer, make_row  # noqa: E402
 
 TABLE = """
 [extract]
@@ -299,9 +301,86 @@ def test_a_store_becomes_a_trainers_folder(here: Path, trainer: str) -> None:
     assert ended.data["tokens"] >= max(lengths)
     manifest = json.loads((here / "data" / "manifest.json").read_text())
     assert manifest["state"] == "complete"
+    assert ended.data["coverage"] is None
     again = quantroute(*words, "--trainer", trainer)
     assert again.code == 0
     assert f"examples, {ended.data['tokens']:,} tokens" in again.out
+    cut = quantroute(*words, "--trainer", trainer, "--draft-vocab-size", 100)
+    assert cut.code == 0
+    coverage = json.loads((here / "data" / "manifest.json").read_text())["coverage"]
+    assert 0 < coverage < 1
+    assert f"draft vocabulary of 100: {coverage:.2%} of what is learnt" in cut.out
+
+
+def test_states_are_read_against_their_checksums_where_that_is_asked(here: Path) -> None:
+    pytest.importorskip("datasets", reason="speculators' form is an arrow dataset")
+    assert extract(here).code == 0
+    shard = here / "states/shards/000000.safetensors"
+    raw = bytearray(shard.read_bytes())
+    raw[-1_000] ^= 1
+    shard.write_bytes(raw)
+    words = ("convert", here / "states", here / "data", "--target", here / "target")
+    ended = quantroute(*words, "--verify")
+    assert ended.code == 2
+    assert "differs from its checksum" in ended.err
+
+
+def test_what_a_template_does_not_show_can_be_said_in_the_file(
+    target: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(target, tmp_path / "target")
+    # Neither ends an answer nor keeps to one day.
+    template = (
+        CHATML.replace("<|im_end|>", "") + "{{ '' if day is defined else strftime_now('%j') }}"
+    )
+    letters_tokenizer(tmp_path / "target", template)
+    (tmp_path / "rows.jsonl").write_text(json.dumps(make_row((None, "A"))) + "\n")
+    table = TABLE.replace("tokens.jsonl", "rows.jsonl")
+    (tmp_path / "run.toml").write_text(table)
+    ended = extract(tmp_path, "--no-probe")
+    assert ended.code == 2
+    assert "(end_token)" in ended.err
+    said = 'end_token = "<|im_end|>"\ntemplate_variables = { day = "1" }\n'
+    (tmp_path / "run.toml").write_text(table + said)
+    ended = extract(tmp_path, "--no-probe")
+    assert ended.code == 0, ended.err
+    assert "note: the template writes today's date; fix it with one of template_variables" in (
+        ended.out
+    )
+    (states,) = StateStore.open(tmp_path / "states")
+    assert states.example.loss_mask.sum() == 2
+
+
+def test_rows_that_are_all_refused_are_told_with_the_way_out(target: Path, tmp_path: Path) -> None:
+    shutil.copytree(target, tmp_path / "target")
+    letters_tokenizer(tmp_path / "target", CHATML)
+    row = make_row(("thought", "A"))
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    (tmp_path / "run.toml").write_text(TABLE.replace("tokens.jsonl", "rows.jsonl"))
+    ended = extract(tmp_path)
+    assert ended.code == 2
+    assert "1 no reasoning form, such as: the template does not tell how reasoning is" in ended.err
+    assert "set think_closer" in ended.err
+
+
+def test_a_target_that_was_trained_on_between_two_starts_is_refused(
+    here: Path, target: Path, tmp_path: Path
+) -> None:
+    from transformers import LlamaForCausalLM
+
+    assert extract(here, "--shard", "0/2").code == 0
+    model = LlamaForCausalLM.from_pretrained(target)
+    with torch.no_grad():
+        model.model.layers[1].mlp.up_proj.weight.mul_(2)  # the final norm is as it was
+    (here / "target").unlink()
+    model.save_pretrained(tmp_path / "target")
+    ended = extract(here)
+    assert ended.code == 2
+    assert "holds another extraction (source.weights_sample_sha256 differ)" in ended.err
+    plan = json.loads((here / "states/plan.json").read_text())
+    del plan["source"]["weights_sample_sha256"]  # as earlier versions wrote it
+    (here / "states/plan.json").write_text(json.dumps(plan))
+    assert extract(here).code == 0
 
 
 def test_a_trainer_nobody_knows_is_refused(here: Path) -> None:

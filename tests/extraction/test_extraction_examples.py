@@ -384,6 +384,36 @@ def test_not_a_row_is_an_error(kimi: TargetTokenizer) -> None:
 
 
 @pytest.mark.parametrize(
+    ("place", "odd"),
+    [
+        ("messages", "text"),
+        ("messages", {"role": "user"}),
+        ("messages", {"role": "user", "content": [{"type": "text", "text": "r"}]}),
+        ("turns", None),
+    ],
+)
+def test_a_row_of_odd_parts_is_an_error_that_says_so(
+    kimi: TargetTokenizer, place: str, odd: Any
+) -> None:
+    row = make_row(("r", "A"))
+    row[place][0] = odd
+    with pytest.raises(DatasetError, match="must have a role and text"):
+        made(kimi, row)
+
+
+def test_an_answer_without_any_token_is_refused(tmp_path: Path) -> None:
+    from tokenizers.normalizers import Replace
+
+    tokenizer = letters(tmp_path, CHATML)
+    inner = tokenizer._backend
+    assert inner is not None
+    inner[0].normalizer = Replace("~", "")
+    row = make_row((None, "~"))
+    row["turns"][0]["finish_reason"] = "length"
+    assert refused(tokenizer, row, verify=False) is RefusalReason.NO_ANSWER
+
+
+@pytest.mark.parametrize(
     "bad",
     [
         {"max_tokens": 1},

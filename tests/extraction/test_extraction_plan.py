@@ -40,8 +40,14 @@ def test_the_disk_must_hold_need_and_margin(spare_bytes: int, fits: bool) -> Non
     )
     assert need.fits is fits
     if not fits:
-        with pytest.raises(DatasetError, match=r"fp8 = true .* max_tokens = "):
+        with pytest.raises(DatasetError, match=r"fp8 = true .* or set max_tokens = \d"):
             need.check("states")
+
+
+def test_a_full_disk_is_not_advised_to_take_no_tokens() -> None:
+    need = DiskNeed(tokens=1_000, shards=2, layout=KIMI, free_bytes=10, margin_bytes=100)
+    with pytest.raises(DatasetError, match=r"another disk, or set fp8 = true \(half the size\)$"):
+        need.check("states")
 
 
 @given(shard_tokens=st.integers(1, 300))

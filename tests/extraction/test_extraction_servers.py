@@ -115,6 +115,15 @@ async def test_vllm_refusals_are_final(llama: Path, shared: Path) -> None:
     assert (found.reason, len(fake.requests)) == ("refused", 1)
 
 
+@pytest.mark.parametrize("status", ["401", "404"])
+async def test_a_server_that_would_refuse_any_example_loses_none(
+    llama: Path, shared: Path, status: str
+) -> None:
+    fake = FakeVllm(llama, shared, faults=[None, status])
+    with pytest.raises(SourceError, match=f"refused with status {status}.*look at its address"):
+        await ask(fake, llama, in_flight=1)
+
+
 async def test_a_vllm_that_promises_and_dies_is_noticed(llama: Path, shared: Path) -> None:
     fake = FakeVllm(llama, shared, faults=[None, "dies"])
     with pytest.raises(SourceError, match=r"promised .* and then died"):

@@ -13,7 +13,7 @@ import pytest
 
 from quantroute._shard import Shard
 from quantroute.errors import ConfigurationError, DatasetError, JournalError, SourceError
-from quantroute.extraction import _filler
+from quantroute.extraction import TRAINERS, FormatReport, _filler, write_training_data
 from quantroute.extraction._job import Extraction, ExtractionProgress, StoreSettings
 from quantroute.extraction._plan import Selection
 from quantroute.extraction._records import LayerIds
@@ -213,10 +213,10 @@ async def test_a_second_writer_is_refused(target: Target, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("changed", "what"),
     [
-        ({"fp8": True}, "plan, states"),
-        ({"rows": MANY[:-1]}, "plan"),
-        ({"selection": Selection(max_tokens=100)}, "plan, selection"),
-        ({"source": {"kind": "vllm"}}, "source"),
+        ({"fp8": True}, r"plan\.sha256, .*states\.stored_as"),
+        ({"rows": MANY[:-1]}, r"plan\.examples, plan\.sha256, plan\.tokens"),
+        ({"selection": Selection(max_tokens=100)}, r"plan\..*selection\.max_tokens"),
+        ({"source": {"kind": "vllm"}}, r"source\.kind"),
     ],
 )
 async def test_another_extraction_in_the_folder_is_refused(
@@ -310,3 +310,56 @@ async def test_a_source_that_answers_for_others_is_refused(target: Target, tmp_p
 
     with pytest.raises(ConfigurationError, match="not asked for, or twice"):
         await job(target, tmp_path / "s").run(Confused(target, LAYERS))
+
+
+async def test_a_changed_token_is_noticed_when_it_is_read(target: Target, tmp_path: Path) -> None:
+    await job(target, tmp_path / "s").run(FakeSource(target, LAYERS))
+    store = StateStore.open(tmp_path / "s")
+    path = store.folder.shard(0)
+    raw = bytearray(path.read_bytes())
+    raw[raw.index(MANY[0].input_ids.tobytes())] ^= 1
+    path.write_bytes(raw)
+    with pytest.raises(DatasetError, match=r"other tokens in its shard: delete it"):
+        next(iter(store))
+
+
+async def test_files_for_another_target_than_that_of_the_states_are_refused(
+    target: Target, tmp_path: Path
+) -> None:
+    await job(target, tmp_path / "s").run(FakeSource(target, LAYERS))
+    store = StateStore.open(tmp_path / "s")
+    other = tmp_path / "other"
+    other.mkdir()
+    config = json.loads((target.folder / "config.json").read_text()) | {"vocab_size": 500}
+    (other / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigurationError, match=r"not the target of these .*vocab_size differ"):
+        write_training_data(store, tmp_path / "files", trainer="speculators", target=other)
+
+
+async def test_the_report_counts_what_the_store_holds(target: Target, tmp_path: Path) -> None:
+    gone = {one.key for one in MANY[:3]}
+    report = await job(target, tmp_path / "s").run(FakeSource(target, LAYERS, gone=gone))
+    store = StateStore.open(tmp_path / "s")
+    assert (report.examples, report.tokens) == (len(store), store.tokens)
+    assert report.lost == {"too_long": 3}
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+async def test_files_of_another_store_with_the_same_tokens_are_not_kept(
+    target: Target, tmp_path: Path, trainer: str
+) -> None:
+    class Retrained(FakeSource):
+        def hidden(self, one: Any) -> Any:
+            return -super().hidden(one)
+
+    for name, source in (("a", FakeSource), ("b", Retrained)):
+        await job(target, tmp_path / name, rows=MANY[:2]).run(source(target, LAYERS))
+    one, other = StateStore.open(tmp_path / "a"), StateStore.open(tmp_path / "b")
+
+    def write(store: StateStore) -> FormatReport:
+        folder = target.folder
+        return write_training_data(store, tmp_path / "files", trainer=trainer, target=folder)
+
+    assert (write(one).written, write(one).kept) == (2, 2)
+    with pytest.raises(DatasetError, match="different: states_sha256"):
+        write(other)

@@ -147,3 +147,39 @@ def test_a_vocabulary_without_room_for_all_bytes_is_refused(tmp_path: Path) -> N
         write_kimi_style_tokenizer(tmp_path, ["a"], vocab_size=270)
     tokenizer = TargetTokenizer.load(write_kimi_style_tokenizer(tmp_path, ["a"], vocab_size=271))
     assert tokenizer.identity()["vocab_size"] == 271
+
+
+@pytest.mark.parametrize("side", ["lstrip", "rstrip"])
+def test_control_tokens_that_swallow_blanks_do_so_beside_letters_too(
+    tmp_path: Path, side: str
+) -> None:
+    letters_tokenizer(tmp_path, CHATML)
+    path = tmp_path / "tokenizer.json"
+    form = json.loads(path.read_text())
+    for token in form["added_tokens"]:
+        token[side] = token["content"] == "<|im_start|>"
+    path.write_text(json.dumps(form))
+    tokenizer = TargetTokenizer.load(tmp_path)
+    start = tokenizer.control["<|im_start|>"]
+    plain = ("<|tools|>", True)  # letters: the text cannot be encoded in one go
+    (whole,) = tokenizer.encode([Marked("a \n<|im_start|>\n b")])
+    (apart,) = tokenizer.encode([Marked.join(("a \n<|im_start|>\n b", False), plain)])
+    assert apart == [*whole, *map(ord, "<|tools|>")]
+    wanted = ["a", " ", "\n", start, "b"] if side == "rstrip" else ["a", start, "\n", " ", "b"]
+    assert whole == [ord(part) if isinstance(part, str) else part for part in wanted]
+
+
+def test_blanks_that_an_answer_begins_with_are_not_swallowed(tmp_path: Path) -> None:
+    from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = {"<unk>": 0, "\u2581": 1, "a": 2, "\u2581a": 3}
+    merges = [("\u2581", "a")]
+    inner = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, unk_token="<unk>"))
+    inner.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    inner.add_special_tokens([AddedToken("<unk>", rstrip=True), AddedToken("<eos>")])
+    hf = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<eos>")
+    hf.chat_template = CHATML
+    hf.save_pretrained(tmp_path)
+    tokenizer = TargetTokenizer.load(tmp_path)
+    assert tokenizer.encode_after([Marked(" a"), Marked("a")]) == [[3], [2]]

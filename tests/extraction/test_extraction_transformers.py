@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -31,6 +33,7 @@ from states_support import (
 
 torch = pytest.importorskip("torch", reason="needs quantroute[extract]")
 pytest.importorskip("transformers", reason="needs quantroute[extract]")
+safetensors = pytest.importorskip("safetensors.torch", reason="needs quantroute[extract]")
 
 MAKERS = {"llama": tiny_llama, "deepseek_v3": tiny_deepseek}
 
@@ -119,6 +122,18 @@ async def test_what_the_target_cannot_take_is_lost_alone(llama: Path) -> None:
     assert len(results) == 3
 
 
+async def test_a_length_by_another_name_counts(tmp_path: Path) -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    sizes = {"n_layer": 8, "n_embd": 32, "n_head": 4, "n_positions": 16}
+    ids = {"bos_token_id": None, "eos_token_id": None}
+    GPT2LMHeadModel(GPT2Config(vocab_size=199, **sizes, **ids)).save_pretrained(tmp_path)
+    source = TransformersSource(tmp_path, dtype="float32")
+    results = await gathered(source.states([example(1, 8), example(2, 17)]))
+    assert [item.reason for item in results if isinstance(item, Lost)] == ["too_long"]
+    assert len(results) == 2
+
+
 async def test_out_of_device_memory_halves_the_batch(
     llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -134,6 +149,25 @@ async def test_out_of_device_memory_halves_the_batch(
     results = await gathered(source.states([example(n, 20) for n in range(9)] + [example(9, 31)]))
     assert [item.reason for item in results if isinstance(item, Lost)] == ["out_of_memory"]
     assert len(results) == 10
+
+
+async def test_the_halves_of_a_batch_find_what_the_whole_one_took_free_again(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = TransformersSource(llama, LayerIds((2, 4, 5)))
+    run, taken = source._taps.run, list[weakref.ref[torch.Tensor]]()
+
+    def small(ids: torch.Tensor, mask: torch.Tensor | None) -> list[torch.Tensor]:
+        assert [ref() for ref in taken] == [None] * len(taken)
+        states = run(ids, mask)
+        if len(ids) > 2:
+            taken.append(weakref.ref(states[0]))
+            raise torch.cuda.OutOfMemoryError
+        return states
+
+    monkeypatch.setattr(source._taps, "run", small)
+    results = await gathered(source.states([example(n, 20) for n in range(8)]))
+    assert (len(results), len(taken)) == (8, 3)
 
 
 def test_layers_that_are_not_there_are_refused(llama: Path) -> None:
@@ -197,6 +231,50 @@ def test_norms_are_recognised_by_what_they_compute() -> None:
         torch.testing.assert_close(norm_of_module(module).apply(hidden), wanted)
     with pytest.raises(ConfigurationError, match="neither"):
         norm_of_module(torch.nn.Linear(16, 16))
+
+
+#: Model type, where transformers has its norm, the epsilon's name.
+_ODD_NORMS = (
+    ("qwen3_next", "qwen3_next.modeling_qwen3_next.Qwen3NextRMSNorm", "rms_norm_eps"),
+    ("qwen3_5_text", "qwen3_5.modeling_qwen3_5.Qwen3_5RMSNorm", "rms_norm_eps"),
+    ("nemotron", "nemotron.modeling_nemotron.NemotronLayerNorm1P", "norm_eps"),
+    ("nemotron_h", "nemotron_h.modeling_nemotron_h.NemotronHRMSNorm", "layer_norm_epsilon"),
+    ("cohere2", "cohere2.modeling_cohere2.Cohere2LayerNorm", "layer_norm_eps"),
+    ("phimoe", "", "rms_norm_eps"),
+)
+
+
+@pytest.mark.parametrize(("model_type", "where", "eps_name"), _ODD_NORMS)
+def test_a_norm_out_of_a_checkpoint_computes_what_the_model_type_does(
+    tmp_path: Path, model_type: str, where: str, eps_name: str
+) -> None:
+    module = torch.nn.LayerNorm(16)
+    if where:
+        path, _, name = where.rpartition(".")
+        module = getattr(importlib.import_module(f"transformers.models.{path}"), name)(16, eps=1e-5)
+    state = {f"model.norm.{name}": item.uniform_(0.5, 1.5) for name, item in _detached(module)}
+    safetensors.save_file(state, tmp_path / "model.safetensors")
+    norm = read_norm(tmp_path, {"model_type": model_type, eps_name: 1e-5})
+    hidden = torch.randn(5, 16) * 3 + 1
+    torch.testing.assert_close(norm.apply(hidden), module(hidden).detach())
+
+
+def _detached(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
+    return [(name, item.detach()) for name, item in module.named_parameters()]
+
+
+def test_a_norm_that_cannot_be_told_from_a_checkpoint_is_refused(tmp_path: Path) -> None:
+    safetensors.save_file({"model.norm.weight": torch.ones(16)}, tmp_path / "model.safetensors")
+    with pytest.raises(ConfigurationError, match=r"final norm of a new.*source = .transformers"):
+        read_norm(tmp_path, {"model_type": "new", "layer_norm_eps": 1e-5})
+
+
+def test_large_weights_do_not_hide_that_one_is_added() -> None:
+    from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
+
+    module = Gemma3RMSNorm(16)
+    module.weight.data.fill_(120.0)
+    assert torch.equal(norm_of_module(module).weight, torch.full((16,), 121.0))
 
 
 def test_batches_keep_to_the_budget_with_padding_counted() -> None:

@@ -134,10 +134,15 @@ def test_a_pass_that_was_stopped_goes_on_and_ends_as_if_it_had_not_been(
     with pytest.raises(Stopped):
         write(cut(random_states(examples), 4), tmp_path / "cut", facts=facts(), draft_vocab_size=50)
     assert manifest(tmp_path / "cut")["state"] == "writing"
+    (tmp_path / "cut/.work-1/cache").mkdir(parents=True)  # a kill leaves them
+    (tmp_path / "cut/.work-1/cache/rows.arrow").write_bytes(b"0")
     report = write(random_states(examples), tmp_path / "cut", facts=facts(), draft_vocab_size=50)
     assert (report.kept, report.written) == (4, 2)
     assert manifest(tmp_path / "cut") == manifest(tmp_path / "whole")
     assert files(tmp_path / "cut").keys() == files(tmp_path / "whole").keys()
+    assert {path.name for path in (tmp_path / "cut").iterdir()} == {
+        path.name for path in (tmp_path / "whole").iterdir()
+    }
 
 
 def test_a_damaged_file_and_one_of_other_tokens_are_written_anew(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from drafter.drafter_support import speculators_checkpoint, write_target
 from quantroute.errors import ConfigurationError, DatasetError, StageFailed
 from quantroute.pipeline import (
     STAGES,
@@ -19,6 +20,7 @@ from quantroute.pipeline import (
 )
 from quantroute.pipeline import _contents as contents
 from quantroute.pipeline._contents import Content
+from quantroute.pipeline._judge import _prompts
 
 RUN = """\
 [run]
@@ -223,3 +225,45 @@ def test_another_trainer_makes_the_data_again(chain: Chain) -> None:
 def _folder(path: Path) -> Path:
     path.mkdir(parents=True, exist_ok=True)
     return path
+
+
+def test_rows_that_are_all_answer_have_no_prompt_to_decode() -> None:
+    np = pytest.importorskip("numpy")
+    from quantroute.extraction import Example
+
+    masks = ([True, True], [False, True])
+    rows = [Example(input_ids=np.array([7, 8]), loss_mask=np.array(mask)) for mask in masks]
+    assert list(_prompts(rows)) == [[7]]
+
+
+@pytest.mark.parametrize("name", ["chat_template.jinja", "tokenizer_config.json", "tiktoken.model"])
+def test_what_makes_tokens_of_rows_counts_as_the_target(chain: Chain, name: str) -> None:
+    extract = next(stage for stage in STAGES if stage.name == "extract")
+    _folder(chain.spec.target)
+    (chain.spec.target / "model.safetensors").write_text("weights")
+    before = set(extract.inputs(chain.spec))
+    (chain.spec.target / name).write_text("other")
+    assert set(extract.inputs(chain.spec)) - before == {f"target {name}"}
+
+
+def test_a_chat_template_of_ones_own_counts_too(chain: Chain) -> None:
+    text = RUN.replace('target = "target"\n', 'target = "target"\nchat_template = "mine.jinja"\n')
+    (chain.folder / "run.toml").write_text(text)
+    extract = next(stage for stage in STAGES if stage.name == "extract")
+    assert extract.inputs(chain.spec)["chat template"] == chain.folder / "mine.jinja"
+
+
+@pytest.mark.parametrize("left", ["model.safetensors", "config.json"])
+def test_an_export_that_was_cut_short_is_made_anew(chain: Chain, left: str) -> None:
+    spec = chain.spec
+    target = write_target(spec.target)
+    spec.drafter.mkdir(parents=True)
+    speculators_checkpoint(spec.drafter / "checkpoints/0", target)
+    export = tuple(stage for stage in STAGES if stage.name == "export")
+    run_pipeline(spec, stages=export)
+    whole = {path.name: path.read_bytes() for path in spec.exported.iterdir()}
+    for path in (spec.home / "export.json", spec.exported / left):
+        path.unlink()
+    run_pipeline(spec, stages=export)
+    assert {path.name: path.read_bytes() for path in spec.exported.iterdir()} == whole
+    assert status_of(spec, export[0]).state == "done"

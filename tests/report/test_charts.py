@@ -21,6 +21,7 @@ from quantroute.report._scale import (
     short_number,
     span_text,
 )
+from quantroute.report._tables import _compact
 
 #: A busy machine is no failure.
 patient = settings(deadline=None)
@@ -94,8 +95,25 @@ def test_short_numbers(value: float, shown: str) -> None:
     assert short_number(value) == shown
 
 
+@pytest.mark.parametrize(
+    ("count", "shown"),
+    [
+        (9_999, "9,999"),
+        (10_000, "10.0k"),
+        (999_960, "1.0M"),
+        (1_234_567, "1.2M"),
+        (999_960_000, "1.0G"),
+        (2_000_000_000, "2.0G"),
+    ],
+)
+def test_counts_have_the_unit_of_their_size(count: int, shown: str) -> None:
+    assert _compact(count) == shown
+    assert short_number(count) == shown.replace(".0", "")
+
+
 def test_times() -> None:
     assert [seconds_text(x) for x in (0.0453, 1.234, 150.0)] == ["45.3 ms", "1.23 s", "2 min"]
+    assert [seconds_text(x) for x in (0.9994, 0.9996)] == ["999 ms", "1 s"]
     assert [span_text(x) for x in (2.5, 45, 1_980, 9_000, 200_000)] == [
         "2.5 s",
         "45 s",

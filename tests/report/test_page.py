@@ -212,7 +212,17 @@ def test_an_audit_is_shown_in_a_few_words(
 
 
 @pytest.mark.parametrize(
-    "content", ["", "{", "[1, 2]", '"text"', "\x00\x01", '{"endpoints": 3}', "[" * 100_000]
+    "content",
+    [
+        "",
+        "{",
+        "[1, 2]",
+        '"text"',
+        "\x00\x01",
+        '{"endpoints": 3}',
+        "[" * 100_000,
+        '{"endpoints": [{"n": %s}]}' % ("9" * 400),
+    ],
 )
 def test_odd_files_of_other_stages_do_no_harm(run_folder: Path, content: str) -> None:
     for name in ("audit.json", "metrics.jsonl", "acceptance.json"):

@@ -92,13 +92,17 @@ class StringsEndpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StringsReport:
-    """All endpoints of a comparison of strings, and what it cost."""
+    """All endpoints of a comparison of strings, and what it cost.
+
+    `reference_failures` are requests to the reference without an answer, by reason.
+    """
 
     model: str
     reference: str
     alpha: float
     endpoints: tuple[StringsEndpoint, ...]
     spent_pusd: int
+    reference_failures: Mapping[str, int] = field(default_factory=dict)
     date: str = ""
     run: str = ""
     method: str = "strings"
@@ -205,6 +209,7 @@ async def audit_strings(
         alpha=settings.alpha,
         endpoints=_judged(asked, settings),
         spent_pusd=spent_pusd,
+        reference_failures=dict(asked[settings.reference].failures),
         date=date,
         run=run,
     )
@@ -238,12 +243,15 @@ async def _ask(client: Client, model: str, settings: StringsSettings) -> _Asked:
             found.texts.append(text)
             found.prompts.append(number)
 
-    async with asyncio.TaskGroup() as group:
-        for number in range(len(settings.prompts)):
-            for _ in range(settings.answers):
-                group.create_task(one(number, Sampling(temperature=settings.temperature)))
-            for round_ in range(2 * settings.is_greedy):
-                group.create_task(one(number, Sampling(temperature=0.0), round_=round_))
+    try:
+        async with asyncio.TaskGroup() as group:
+            for number in range(len(settings.prompts)):
+                for _ in range(settings.answers):
+                    group.create_task(one(number, Sampling(temperature=settings.temperature)))
+                for round_ in range(2 * settings.is_greedy):
+                    group.create_task(one(number, Sampling(temperature=0.0), round_=round_))
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from None
     return found
 
 
@@ -279,7 +287,7 @@ def _test(found: _Asked, reference: _Asked, settings: StringsSettings) -> String
 
 
 def _outcome(test: StringTest | None, p: float, settings: StringsSettings) -> Outcome:
-    if test is None or test.answers[0] < len(settings.prompts) * settings.answers / 2:
+    if test is None or min(test.answers) < len(settings.prompts) * settings.answers / 2:
         return Outcome.TOO_FEW
     return Outcome.FAILS if p < settings.alpha else Outcome.PASSES
 

@@ -46,7 +46,8 @@ def rounded(weight: torch.Tensor, form: str) -> torch.Tensor:
     bits, group = FORMATS[form]
     if values.shape[-1] % group:
         raise ConfigurationError(
-            f"{form} shares a scale among {group} inputs; {values.shape[-1]} do not divide"
+            f"{form} shares a scale among {group} inputs; {values.shape[-1]} do not divide: "
+            "leave it out of formats"
         )
     blocks = values.unflatten(-1, (-1, group))
     most = blocks.abs().amax(-1, keepdim=True).clamp_min(1e-12)

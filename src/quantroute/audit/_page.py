@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from html import escape
 from typing import Final
 
+from quantroute._html import text as escape
 from quantroute.audit._blackbox import StringsEndpoint, StringsReport
 from quantroute.audit._report import AuditReport, EndpointReport, Outcome
 from quantroute.money import format_usd
@@ -66,7 +66,7 @@ def strings_html(report: StringsReport) -> str:
         "further: dots within it are what equal endpoints show.</p>"
         f"{_discrepancies(items)}<h2>Notes</h2><ul><li>A failure counts; to pass proves little: "
         "texts show less than tokens under the target's weights.</li>"
-        f"{''.join(f'<li>{escape(line)}</li>' for line in _failures(items))}</ul>",
+        f"{''.join(f'<li>{escape(line)}</li>' for line in _failures(report))}</ul>",
     )
 
 
@@ -145,11 +145,13 @@ def _numbers(*cells: str) -> str:
     return "".join(f"<td class=n>{escape(cell)}</td>" for cell in cells)
 
 
-def _failures(items: Iterable[StringsEndpoint]) -> list[str]:
+def _failures(report: StringsReport) -> list[str]:
+    failures = {item.endpoint: item.failures for item in report.endpoints}
+    failures[f"{report.reference} (the reference)"] = report.reference_failures
     return [
-        f"{item.endpoint}: {count} requests without an answer: {why}"
-        for item in items
-        for why, count in item.failures.items()
+        f"{name}: {count} requests without an answer: {why}"
+        for name, reasons in failures.items()
+        for why, count in reasons.items()
     ]
 
 

@@ -34,6 +34,7 @@ class AuditRow:
         key: of the row, and the turn within it.
         input_ids: int64 [S], prompt and answer; the answer begins at `start`.
         count_gap, prompt_gap: own tokens minus billed ones, None where nothing was billed.
+        has_end: whether the model ended it, so that its last token is the end token.
     """
 
     key: tuple[str, int]
@@ -43,6 +44,7 @@ class AuditRow:
     claim: SamplingClaim
     count_gap: int | None = None
     prompt_gap: int | None = None
+    has_end: bool = True
 
     @property
     def answer_tokens(self) -> int:
@@ -62,11 +64,11 @@ class Intake:
         """Leave out answers whose tokens are others than those that were billed.
 
         Services count the end token or do not: the difference that most answers show, of none and
-        one, is the endpoint's way of counting.
+        one, is the endpoint's way of counting. An answer that was cut has no end token to count.
         """
-        usual = Counter(row.count_gap for row in self.rows)
+        usual = Counter(row.count_gap for row in self.rows if row.has_end)
         own_way = max((0, 1), key=lambda gap: usual[gap])
-        kept = [row for row in self.rows if row.count_gap in (None, own_way)]
+        kept = [row for row in self.rows if row.count_gap in (None, own_way * row.has_end)]
         if gone := len(self.rows) - len(kept):
             self.left_out["token_count_differs"] += gone
         self.rows = kept
@@ -118,6 +120,7 @@ def example_row(example: Example) -> AuditRow:
         claim=SamplingClaim.of(known.get("sampling") or {}),
         count_gap=_gap(len(example) - start, known.get("output_tokens")),
         prompt_gap=_gap(start, known.get("input_tokens")),
+        has_end=known.get("finish_reason") != "length",
     )
 
 

@@ -188,7 +188,10 @@ def fit_temperature(rows: Sequence[RowScores]) -> TemperatureFit:
         [-row.heated_surprise[:, np.isfinite(row.surprise)].sum(-1) for row in rows]
     )  # [R, G]
     total = curves.sum(0)
+    claimed = float(total[TEMPERATURE_FACTORS.index(1.0)])
     best = int(total.argmax())
+    if total[best] == claimed:  # at the claim, or every temperature is as good: nothing was learnt
+        best = TEMPERATURE_FACTORS.index(1.0)
     middle = min(max(best, 1), len(factors) - 2)
     near = slice(middle - 1, middle + 2)
     rise = np.polyfit(factors[near], curves[:, near].T, 2)  # [3, R]
@@ -196,13 +199,16 @@ def fit_temperature(rows: Sequence[RowScores]) -> TemperatureFit:
     if curvature >= 0:  # no maximum inside: the edge is all that can be said
         factor = float(factors[best])
         return TemperatureFit(
-            factor=factor, low=factor, high=factor, gain_nats=0.0, is_at_edge=True
+            factor=factor,
+            low=factor,
+            high=factor,
+            gain_nats=float(total[best]) - claimed,
+            is_at_edge=best in (0, len(factors) - 1),
         )
     peak = -float(rise[1].sum()) / curvature
     factor = float(np.clip(peak, factors[0], factors[-1]))
     slopes = 2 * rise[0] * factor + rise[1]
     error = math.sqrt(float(np.square(slopes).sum())) / -curvature
-    claimed = float(total[TEMPERATURE_FACTORS.index(1.0)])
     at_peak = float(np.polyval(rise.sum(-1), factor))
     return TemperatureFit(
         factor=factor,
@@ -227,6 +233,8 @@ def strata_test(rows: Sequence[RowScores], *, factor: float, by: str) -> Strata:
     key = (every.position if by == "position" else every.entropy)[allowed]
     if by == "position":
         edges = np.array(_POSITIONS, dtype=np.float64)
+    elif not key.size:
+        edges = np.zeros(1)
     else:
         edges = np.unique(np.quantile(key, np.linspace(0, 1, _ENTROPY_STRATA + 1)[:-1]))
     group = np.searchsorted(edges, key, side="right") - 1
@@ -283,8 +291,11 @@ def _row_sums(row: RowScores) -> tuple[float, float, int]:
 
 def _interval(sums: Floats, counts: Floats, *, seed: int) -> tuple[float, float]:
     """95% interval of the mean per token, resampling rows."""
-    chosen = np.random.default_rng(seed).integers(0, sums.size, size=(_BOOTSTRAPS, sums.size))
-    means = sums[chosen].sum(-1) / np.maximum(1, counts[chosen].sum(-1))
+    rng = np.random.default_rng(seed)
+    means = np.empty(_BOOTSTRAPS)
+    for number in range(_BOOTSTRAPS):  # one after the other: all at once they take gigabytes
+        chosen = rng.integers(0, sums.size, size=sums.size)
+        means[number] = sums[chosen].sum() / max(1, counts[chosen].sum())
     low, high = np.quantile(means, (0.025, 0.975))
     return float(low), float(high)
 

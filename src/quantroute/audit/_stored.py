@@ -35,8 +35,6 @@ __all__ = ["TargetHead", "audit_states", "score_states"]
 
 #: Tokens whose logits are in memory at once: 512 of a vocabulary of 160,000 are 330 MB.
 _TOKENS_AT_ONCE: Final = 512
-#: Settings under which logits are not just states times head, unless they have this value.
-_OTHER_HEADS: Final = {"final_logit_softcapping": None, "logits_scaling": 1, "logit_scale": 1}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,15 +58,12 @@ class TargetHead:
             raise ConfigurationError(
                 f"{folder}: its config.json is not that of the target whose states are stored"
             )
-        for name, plain in _OTHER_HEADS.items():
-            if target.config.get(name, plain) != plain:
-                raise ConfigurationError(
-                    f"{folder}: {name} = {target.config[name]}: its logits are more than states "
-                    "times head; audit by rows instead"
-                )
         weights = TargetWeights.read(folder)
-        if weights.bias is not None:
-            raise ConfigurationError(f"{folder}: its head has a bias; audit by rows instead")
+        if not weights.is_bare:
+            raise ConfigurationError(
+                f"{folder}: its logits are more than states times head (a bias, a scale or a cap); "
+                "audit by rows instead"
+            )
         return cls(
             norm=store.final_norm(),
             weight=weights.head.float().to(device),
@@ -127,7 +122,7 @@ def audit_states(
     }
     hypotheses: tuple[str, ...] = ()
     if suspects and load is not None and (settings.formats or settings.models):
-        hypotheses = score_others(load(), suspects, scores, settings)
+        hypotheses, _ = score_others(load(), suspects, scores, settings)
     return conclude(
         intakes,
         scores,

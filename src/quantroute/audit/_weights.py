@@ -55,7 +55,7 @@ def audit_weights(
     kept = to_score(intakes, settings)
     scores: Found = {name: {} for name in kept}
     _score(CLAIM, target.model, kept, scores)
-    hypotheses = score_others(target, kept, scores, settings, rows=rows)
+    hypotheses, impossible = score_others(target, kept, scores, settings, rows=rows)
     return conclude(
         intakes,
         scores,
@@ -63,6 +63,10 @@ def audit_weights(
         model=model,
         target=target.name,
         hypotheses=hypotheses,
+        caveats=tuple(
+            f"{name}: not compared, these conversations cannot be rendered so"
+            for name in impossible
+        ),
         date=date,
         run=run,
     )
@@ -75,29 +79,32 @@ def score_others(
     settings: AuditSettings,
     *,
     rows: Rows | None = None,
-) -> tuple[str, ...]:
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Add to `scores` those under every other hypothesis: one pass of the weights for each.
 
     Args:
         rows: needed to suppose other prompts or templates; without, there are none to suppose.
     Returns:
-        The names of the hypotheses.
+        The names of the hypotheses, and of those under which these answers cannot be rendered.
     """
     names: list[Hypothesis] = []
+    impossible: list[Hypothesis] = []
     for form in settings.formats:
         names.append(Hypothesis(CauseKind.PRECISION, form))
         with target.in_format(form):
             _score(names[-1], target.model, kept, scores)
     if rows is not None:
         for supposed, change, tokenizer in _other_prompts(target, settings):
-            names.append(supposed)
             answers = _prompted(rows, kept, settings, change, tokenizer)
-            if answers is not None:
-                _score(supposed, target.model, kept, scores, answers)
+            if answers is None:
+                impossible.append(supposed)
+                continue
+            names.append(supposed)
+            _score(supposed, target.model, kept, scores, answers)
     for folder in settings.models:
         names.append(Hypothesis(CauseKind.MODEL, folder.name))
         _score(names[-1], _other(folder, target), kept, scores)
-    return tuple(map(str, names))
+    return tuple(map(str, names)), tuple(map(str, impossible))
 
 
 def _score(

@@ -32,6 +32,10 @@ def convert(
             min=1, help="Tokens the drafter may propose, special ones always in; all by default."
         ),
     ] = None,
+    verify: Annotated[
+        bool,
+        typer.Option("--verify", help="First read every byte of STATES against its checksum."),
+    ] = False,
     as_json: options.Json = False,
 ) -> None:
     """Write the states that `extract` took as one trainer's files. `pipeline` does it by itself.
@@ -42,6 +46,8 @@ def convert(
     from quantroute import extraction
 
     store = extraction.StateStore.open(states)
+    if verify:
+        store.verify()
     report = extraction.write_training_data(
         store, out, trainer=trainer, target=target, draft_vocab_size=draft_vocab_size
     )
@@ -55,6 +61,8 @@ def convert(
                 "supervised_tokens": report.supervised_tokens,
                 "non_finite": report.non_finite,
                 "duplicates": report.duplicates,
+                "draft_vocab_size": report.draft_vocab_size,
+                "coverage": report.coverage,
             }
         )
         return
@@ -62,6 +70,8 @@ def convert(
         f"{report.folder}: {report.examples:,} examples, {report.tokens:,} tokens "
         f"({report.supervised_tokens:,} trained) for {trainer}"
     )
+    if report.coverage is not None:
+        say(f"draft vocabulary of {draft_vocab_size:,}: {report.coverage:.2%} of what is learnt")
     for count, what in (
         (report.non_finite, "left out for an infinity or a NaN"),
         (report.duplicates, "left out as equal to an earlier one"),

@@ -99,7 +99,7 @@ def _show_states(spec: PipelineSpec) -> None:
 def _show_training(spec: PipelineSpec) -> None:
     lines = (spec.drafter / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     for row in map(json.loads, lines):
-        if row["split"] == "validation":
+        if row["split"] == "validation" and row["loss"] is not None:
             shares = " / ".join(f"{share:.0%}" for share in row["accuracy"])
             say(f"after step {row['step']:,}: loss {row['loss']:.3f}, accuracy ahead {shares}")
 

@@ -7,7 +7,6 @@ import dataclasses
 import importlib.util
 import os
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
         PoolEvent,
         ProbeReport,
         RayExtraction,
+        TokensReport,
     )
 
 __all__ = ["extract"]
@@ -85,9 +85,11 @@ def extract(
     described = load_extract_spec(spec, drop_failed_audit=drop_failed_audit)
     job = described.job(None if shard is None else Shard.parse(shard))
     need = job.prepare()
-    refused = described.examples.report.as_dict().get("refused", {})
+    tokens = described.examples.report
     if not as_json:
-        _show_plan(job, need, refused)
+        _show_plan(job, need, tokens)
+        for text in described.examples.notes:
+            say(f"note: {text}")
     if on_ray:
         from quantroute.extraction import ActorPool, RayExtraction
 
@@ -98,7 +100,8 @@ def extract(
         performing = _perform(described, job, dry_run=dry_run, probing=probe, silent=as_json)
         facts = asyncio.run(performing)
     if as_json:
-        print_json({"plan": _plan_data(job, need, refused), **facts})
+        plan = _plan_data(job, need, tokens) | {"notes": list(described.examples.notes)}
+        print_json({"plan": plan, **facts})
     if facts.get("was_stopped"):
         raise typer.Exit(ExitCode.INTERRUPTED)
     if facts.get("lost"):
@@ -246,7 +249,7 @@ class _Reporter:
         return facts
 
 
-def _show_plan(job: Extraction, need: DiskNeed, refused: Mapping[str, int]) -> None:
+def _show_plan(job: Extraction, need: DiskNeed, tokens: TokensReport) -> None:
     plan, layout = job.plan, job.layout
     say(
         f"{plan.examples:,} examples, {plan.tokens:,} tokens ({plan.loss_tokens:,} learnt) in "
@@ -254,8 +257,8 @@ def _show_plan(job: Extraction, need: DiskNeed, refused: Mapping[str, int]) -> N
     )
     for reason, count in sorted(plan.left_out.items()):
         say(f"left out: {count:,} {reason.replace('_', ' ')}")
-    for reason, count in sorted(refused.items()):
-        say(f"refused: {count:,} {reason.replace('_', ' ')}")
+    for text in tokens.refusals():
+        say(f"refused: {text}")
     say(
         f"layers {list(job.layers.boundary)} (boundary) and the last before the norm, stored as "
         f"{layout.stored_as}: {layout.state_bytes_per_token:,} bytes a token"
@@ -286,14 +289,14 @@ def _show_report(report: ExtractionReport) -> None:
         say(f"{report.missing_shards:,} shards are missing; the same command goes on")
 
 
-def _plan_data(job: Extraction, need: DiskNeed, refused: Mapping[str, int]) -> dict[str, Any]:
+def _plan_data(job: Extraction, need: DiskNeed, tokens: TokensReport) -> dict[str, Any]:
     return {
         "examples": job.plan.examples,
         "tokens": job.plan.tokens,
         "loss_tokens": job.plan.loss_tokens,
         "shards": len(job.plan.shards),
         "left_out": dict(job.plan.left_out),
-        "refused": dict(refused),
+        "refused": dict(tokens.refused),
         "bytes_per_token": job.layout.state_bytes_per_token,
         "need_bytes": need.need_bytes,
         "free_bytes": need.free_bytes,

@@ -13,7 +13,7 @@ from pathlib import Path
 from quantroute.drafter._tensors import read_tensors
 from quantroute.errors import DatasetError
 
-__all__ = ["latest_checkpoint", "set_torn_aside"]
+__all__ = ["latest_checkpoint", "set_torn_aside", "steps_done"]
 
 
 def set_torn_aside(checkpoints: Path) -> tuple[Path, ...]:
@@ -30,6 +30,18 @@ def set_torn_aside(checkpoints: Path) -> tuple[Path, ...]:
 def latest_checkpoint(checkpoints: Path) -> Path | None:
     """The folder with the highest number, as the trainer picks it; None if there is none."""
     return max(_numbered(checkpoints), key=lambda folder: int(folder.name), default=None)
+
+
+def steps_done(checkpoints: Path) -> int:
+    """Optimizer steps behind the latest checkpoint; 0 if there is none or it does not say."""
+    latest = latest_checkpoint(checkpoints)
+    if latest is None:
+        return 0
+    try:
+        state = json.loads((latest / "training_state.json").read_text(encoding="utf-8"))
+        return int(state["global_step"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0
 
 
 def _numbered(checkpoints: Path) -> list[Path]:

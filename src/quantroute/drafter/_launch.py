@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -37,18 +38,22 @@ class Measurement:
         return 1 + sum(self.cumulative) if self.cumulative else None
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON values."""
+        """JSON values; what is not finite is null, for which JSON has no other word."""
         return {
             "split": self.split,
             "step": self.step,
             "epoch": self.epoch,
-            "loss": self.loss,
-            "accuracy": list(self.accuracy),
-            "cumulative": list(self.cumulative),
-            "accept_length": self.accept_length,
+            "loss": _finite(self.loss),
+            "accuracy": [_finite(share) for share in self.accuracy],
+            "cumulative": [_finite(share) for share in self.cumulative],
+            "accept_length": _finite(self.accept_length),
             "learning_rate": self.learning_rate,
             "tokens_per_s": self.tokens_per_s,
         }
+
+
+def _finite(value: float | None) -> float | None:
+    return None if value is None or not math.isfinite(value) else value
 
 
 class Parser(Protocol):

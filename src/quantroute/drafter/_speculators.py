@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from quantroute.drafter._checkpoints import steps_done
 from quantroute.drafter._data import TrainingData
 from quantroute.drafter._launch import Launch, Measurement
 from quantroute.drafter._spec import TrainSpec
@@ -55,7 +56,7 @@ def speculators_launch(spec: TrainSpec, data: TrainingData, installed: Installed
     return Launch(
         argv=(*_program(spec, on_cpu=on_cpu), *arguments),
         env={"COLUMNS": _WIDE, "HF_HUB_DISABLE_PROGRESS_BARS": "1"},
-        parser=SpeculatorsLog(),
+        parser=SpeculatorsLog(steps_done(checkpoints)),
         checkpoints=checkpoints,
         total_steps=_total_steps(spec, data, packed),
         notes=("on the CPU: slow, for rehearsals",) if on_cpu else (),
@@ -131,7 +132,11 @@ _FIGURE: Final = re.compile(
 
 @dataclass(slots=True)
 class SpeculatorsLog:
-    """Reads lines such as `train/loss=0.075, train/cond_acc_0=0.83, ..., global_step=17`."""
+    """Reads lines such as `train/loss=0.075, train/cond_acc_0=0.83, ..., global_step=17`.
+
+    A line of validation names no step: it has the last one that was told, at first the one where
+    the training goes on.
+    """
 
     _step: int = 0
 

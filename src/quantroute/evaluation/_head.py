@@ -138,6 +138,12 @@ class DraftHead:
         except (OSError, ValueError) as error:
             raise DatasetError(path=str(folder / "config.json"), problem=str(error)) from error
         weights = dict(_read(folder))
+        if broken := [name for name, item in weights.items() if not item.isfinite().all()]:
+            raise DatasetError(
+                path=str(folder),
+                problem=f"{', '.join(broken)}: not finite, so the training went astray; take an "
+                "earlier checkpoint, or train anew with a lower learning_rate",
+            )
         own = weights.pop("embed_tokens.weight", None)
         return cls(
             Wiring.of(config, layers=layers),

@@ -310,6 +310,8 @@ class _Maker:
         if turn.reasoning:
             answer[self.profile.reasoning_field] = turn.reasoning
         finished = self.tokenizer.render([*before, answer], prompt=False, switches=switches)
+        if self.settings.end_token is not None:  # said because the template may not write it
+            own = own.removesuffix(self.profile.end)
         if not _bare(finished).startswith(_bare(own)):
             raise _Refused(
                 RefusalReason.NOT_A_PREFIX,
@@ -330,6 +332,8 @@ class _Maker:
             raise _Refused(RefusalReason.UNENCODABLE, f"prompt: {prompt}")
         if isinstance(completion, Unencodable):
             raise _Refused(RefusalReason.UNENCODABLE, f"answer: {completion}")
+        if not completion:
+            raise _Refused(RefusalReason.NO_ANSWER, "the tokenizer makes nothing of the answer")
         self._check_shown(turn, len(completion))
         length = len(prompt) + len(completion)
         limit = self.settings.max_tokens or length

@@ -65,6 +65,11 @@ class ExampleFiles:
         if not self.paths:
             raise ConfigurationError("no files of rows are given")
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a person should know of the chat template, once it was used."""
+        return () if self._profile is None else self._profile.notes
+
     def __call__(self) -> Iterable[Example]:
         """A new reading of all files, one after the other."""
         self.report = TokensReport()

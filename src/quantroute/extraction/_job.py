@@ -17,10 +17,12 @@ from typing import Any, Final, TypeVar
 from quantroute._shard import Shard
 from quantroute.errors import ConfigurationError, DatasetError
 from quantroute.extraction._filler import ShardFiller, Taken, first_of
+from quantroute.extraction._inputs import ExampleFiles
 from quantroute.extraction._manifest import (
     Folder,
     ShardRecord,
     describe,
+    differing_names,
     manifest_of,
     read_json,
     write_json,
@@ -89,7 +91,10 @@ class ExtractionProgress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExtractionReport:
-    """How one start ended. `missing_shards` of the whole plan; none: the manifest stands."""
+    """How one start ended: what it committed, `lost` examples being left out.
+
+    `missing_shards` of the whole plan; none: the manifest stands.
+    """
 
     folder: Path
     shards: int
@@ -170,8 +175,11 @@ class Extraction:
                 else.
         """
         if not self.plan.shards:
-            reasons = ", ".join(f"{count} {why}" for why, count in self.plan.left_out.items())
-            raise DatasetError(path="examples", problem=f"none to extract ({reasons or 'no rows'})")
+            reasons = [f"{count:,} {why}" for why, count in self.plan.left_out.items()]
+            if isinstance(self._examples, ExampleFiles):
+                reasons += self._examples.report.refusals()
+            why = "; ".join(reasons) or "no rows"
+            raise DatasetError(path="examples", problem=f"none to extract ({why})")
         self._check_identity()
         need = self.need()
         need.check(str(self.folder.path))
@@ -321,12 +329,15 @@ class Extraction:
                 )
             return
         stored, ours = read_json(self.folder.plan), self._description()
-        differing = sorted(name for name in {*stored, *ours} if stored.get(name) != ours.get(name))
-        if differing:
+        if "weights_sample_sha256" not in (stored.get("source") or {}):
+            # A folder of before weights were looked at is still known again.
+            rest = {k: v for k, v in ours["source"].items() if k != "weights_sample_sha256"}
+            ours = {**ours, "source": rest}
+        if differing := list(differing_names(stored, ours)):
             raise DatasetError(
                 path=str(self.folder.path),
                 problem=f"holds another extraction ({', '.join(differing)} differ); choose another "
-                "folder, or put the settings and the rows back as they were",
+                "folder, or put settings, rows and target back as they were",
             )
 
     def sweep(self) -> None:
@@ -365,8 +376,8 @@ class _Work:
         self._resumed_tokens = sum(span.tokens for span in own if span.index in done)
         self._total_tokens = sum(span.tokens for span in own)
         self._total_shards = len(own)
-        self._tokens = self._resumed_tokens
-        self._examples = self._written_bytes = self._shards = 0
+        self._tokens = self._resumed_tokens  # asked for; `_kept_tokens` have states
+        self._examples = self._kept_tokens = self._written_bytes = self._shards = 0
         self._lost: Counter[str] = Counter()
         self._todo = job.plan.members(job._examples, self._missing)
         self._taking = asyncio.Lock()
@@ -387,6 +398,7 @@ class _Work:
         while (record := await self._filler.fill(self._take)) is not None:
             self._shards += 1
             self._examples += record.examples
+            self._kept_tokens += record.tokens
             self._written_bytes += record.size_bytes
             self._lost.update(item["reason"] for item in record.lost)
             self._tell()
@@ -425,7 +437,7 @@ class _Work:
             resumed_shards=self._resumed_shards,
             missing_shards=missing_shards,
             examples=self._examples,
-            tokens=self._tokens - self._resumed_tokens,
+            tokens=self._kept_tokens,
             written_bytes=self._written_bytes,
             lost=dict(self._lost),
             was_stopped=self._job._is_stopping,

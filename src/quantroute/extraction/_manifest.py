@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -23,6 +23,7 @@ __all__ = [
     "Folder",
     "ShardRecord",
     "describe",
+    "differing_names",
     "manifest_of",
     "read_json",
     "write_json",
@@ -137,6 +138,16 @@ def describe(
         },
         "source": dict(source),
     }
+
+
+def differing_names(one: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[str]:
+    """Names of what is not the same: `plan.tokens`, `source.batch_tokens`."""
+    for name in sorted({*one, *other}):
+        ours, theirs = one.get(name), other.get(name)
+        if isinstance(ours, dict) and isinstance(theirs, dict):
+            yield from (f"{name}.{inner}" for inner in differing_names(ours, theirs))
+        elif ours != theirs:
+            yield name
 
 
 def manifest_of(

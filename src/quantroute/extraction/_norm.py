@@ -19,11 +19,26 @@ __all__ = ["FinalNorm", "norm_of_module", "read_norm"]
 
 Kind = Literal["rms", "layer"]
 
-#: Model types whose RMS norm multiplies by (1 + weight); read in transformers 5.24, 2026-11.
-_ONE_PLUS_WEIGHT: Final = frozenset({"gemma", "gemma2", "gemma3", "gemma3_text", "paligemma"})
+# Of a checkpoint alone, the model type has to tell what its norm computes. The tables are those of
+# transformers 5.24 (2026-11), whose causal language models' final norms were all tried.
+#: Model types whose final norm multiplies by (1 + weight).
+_ONE_PLUS_WEIGHT: Final = frozenset(
+    {
+        *("gemma", "gemma2", "gemma3", "gemma3_text", "paligemma", "recurrent_gemma", "vaultgemma"),
+        *("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"),
+        *("qwen4_exp", "qwen4_exp_text", "step3p5", "step3p7", "nemotron"),
+        *("minimax_m3_vl", "minimax_m3_vl_text", "muse_glimmer_text", "muse_spark_text"),
+    }
+)
+#: Model types whose final norm subtracts the mean though it has no bias, which others have then.
+_LAYER_WITHOUT_BIAS: Final = frozenset({"cohere", "cohere2", "cohere2_moe", "dbrx", "mpt"})
+#: Model types whose final norm does not, though their epsilon is called otherwise than elsewhere.
+_RMS_BY_ANOTHER_NAME: Final = frozenset({"mamba", "mamba2", "falcon_mamba", "nemotron_h"})
+_EPS: Final = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps", "norm_epsilon")
 #: How the final norm's weight is called in checkpoints: the usual decoders, then older ones.
 _WEIGHT_ENDINGS: Final = (
     "model.norm.weight",
+    "model.final_norm.weight",
     "final_layernorm.weight",
     "final_layer_norm.weight",
     "ln_f.weight",
@@ -123,13 +138,16 @@ def norm_of_module(module: Any) -> FinalNorm:
     with torch.no_grad():
         wanted = module(trial).float().cpu()
     kinds: tuple[Kind, ...] = ("rms", "layer")
-    for kind in kinds:
-        for factor in (weight, weight.float() + 1):
-            norm = FinalNorm(kind=kind, eps=eps, weight=factor, bias=bias)
-            found = norm.apply(trial.cpu()).detach().float()
-            if torch.allclose(found, wanted, rtol=2e-2, atol=1e-2 * float(wanted.abs().max())):
-                return norm
-    raise unknown
+    norms = [
+        FinalNorm(kind=kind, eps=eps, weight=factor, bias=bias)
+        for kind in kinds
+        for factor in (weight, weight.float() + 1)
+    ]
+    gaps = [float((norm.apply(trial.cpu()).float() - wanted).abs().max()) for norm in norms]
+    # The nearest, not the first that is near: of large weights, one more is little.
+    if not min(gaps) <= 2e-2 * float(wanted.abs().max()):
+        raise unknown
+    return norms[gaps.index(min(gaps))]
 
 
 def _has(module: Any, name: str) -> bool:
@@ -140,7 +158,7 @@ def read_norm(target: Path, config: Mapping[str, Any]) -> FinalNorm:
     """The final norm out of a checkpoint folder, reading nothing but that tensor.
 
     Raises:
-        ConfigurationError: no weight of a known name, or several.
+        ConfigurationError: no weight of a known name, or several; or what it computes is not known.
     """
     found = _find_weight(target)
     if found is None:
@@ -154,14 +172,35 @@ def read_norm(target: Path, config: Mapping[str, Any]) -> FinalNorm:
         weight = file.get_tensor(name)
         bias_name = name.removesuffix("weight") + "bias"
         bias = file.get_tensor(bias_name) if bias_name in file.keys() else None  # noqa: SIM118
-    if config.get("model_type") in _ONE_PLUS_WEIGHT:
+    model_type = config.get("model_type")
+    if model_type in _ONE_PLUS_WEIGHT:
         weight = weight.float() + 1
-    if "rms_norm_eps" in config:
-        return FinalNorm(kind="rms", eps=float(config["rms_norm_eps"]), weight=weight, bias=bias)
-    for key in ("layer_norm_eps", "layer_norm_epsilon", "norm_eps"):
-        if key in config:
-            return FinalNorm(kind="layer", eps=float(config[key]), weight=weight, bias=bias)
-    raise ConfigurationError(f"{target}/config.json: neither rms_norm_eps nor layer_norm_eps")
+    name = _eps_name(target, config)
+    kind = _kind(target, model_type, name, has_bias=bias is not None)
+    return FinalNorm(kind=kind, eps=float(config[name]), weight=weight, bias=bias)
+
+
+def _eps_name(target: Path, config: Mapping[str, Any]) -> str:
+    layer_first = config.get("model_type") in _LAYER_WITHOUT_BIAS  # cohere2_moe has both
+    names = (*_EPS[1:], _EPS[0]) if layer_first else _EPS
+    found = next((name for name in names if name in config), None)
+    if found is None:
+        raise ConfigurationError(
+            f"{target}/config.json: none of {', '.join(_EPS)}; extract with "
+            'source = "transformers", which asks the module itself'
+        )
+    return found
+
+
+def _kind(target: Path, model_type: str | None, eps_name: str, *, has_bias: bool) -> Kind:
+    if has_bias or model_type in _LAYER_WITHOUT_BIAS:
+        return "layer"
+    if eps_name == "rms_norm_eps" or model_type in _RMS_BY_ANOTHER_NAME:
+        return "rms"
+    raise ConfigurationError(
+        f"{target}: whether the final norm of a {model_type} subtracts the mean is not known; "
+        'extract with source = "transformers", which asks the module itself'
+    )
 
 
 def _find_weight(target: Path) -> tuple[Path, str] | None:

@@ -309,12 +309,14 @@ class DiskNeed:
         if self.fits:
             return
         fitting = max(0, self.free_bytes - self.margin_bytes) // self.layout.bytes_per_token
-        hint = "" if self.layout.fp8 else ", set fp8 = true (half the size)"
+        hints = ["free some", "choose another disk"]
+        hints += [] if self.layout.fp8 else ["set fp8 = true (half the size)"]
+        hints += [f"set max_tokens = {fitting} or less"] if fitting else []
         raise DatasetError(
             path=path,
             problem=f"{self.tokens:,} tokens need {gigabytes(self.need_bytes)} and "
             f"{gigabytes(self.margin_bytes)} of margin, but {gigabytes(self.free_bytes)} are free; "
-            f"free some, choose another disk{hint}, or set max_tokens = {fitting} or less",
+            f"{', '.join(hints[:-1])}, or {hints[-1]}",
         )
 
 

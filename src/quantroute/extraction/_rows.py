@@ -87,7 +87,13 @@ def turns_of(row: Mapping[str, Any]) -> Iterator[Turn]:
         raise DatasetError(
             path=f"row {key}", problem="has no `messages` and `turns`; use `quantroute export`"
         )
-    answers = [place for place, item in enumerate(messages) if item.get("role") == "assistant"]
+    if not all(map(_is_message, messages)) or not all(isinstance(item, dict) for item in records):
+        raise DatasetError(
+            path=f"row {key}",
+            problem="each of its `messages` must have a role and text for content, each of its "
+            "`turns` be an object; use `quantroute export`",
+        )
+    answers = [place for place, item in enumerate(messages) if item["role"] == "assistant"]
     if len(answers) != len(records):
         raise DatasetError(
             path=f"row {key}", problem=f"{len(answers)} answers, but provenance of {len(records)}"
@@ -97,12 +103,18 @@ def turns_of(row: Mapping[str, Any]) -> Iterator[Turn]:
             row=key,
             number=number,
             before=_sent(messages[:place], record.get("messages_sha256")),
-            content=messages[place].get("content") or "",
+            content=messages[place]["content"],
             reasoning=messages[place].get("reasoning"),
             record=record,
             dataset=row.get("dataset"),
             model=row.get("model"),
         )
+
+
+def _is_message(item: object) -> bool:
+    return isinstance(item, dict) and all(
+        isinstance(item.get(name), str) for name in ("role", "content")
+    )
 
 
 def _sent(

@@ -17,6 +17,8 @@ from quantroute.errors import SourceError
 __all__ = ["Refused", "StateServer", "spread"]
 
 _TRANSIENT: Final = frozenset({408, 409, 425, 429})
+#: Of these no single request is the cause: a key, an address, another server behind it.
+_OF_ALL: Final = frozenset({401, 403, 404, 405})
 _MAX_DELAY_S: Final = 20.0
 _HEALTH_TIMEOUT_S: Final = 5.0
 _TEXT_CHARS: Final = 300
@@ -55,7 +57,7 @@ class StateServer:
 
         Raises:
             Refused: a final status; only this request is affected.
-            SourceError: every attempt failed.
+            SourceError: every attempt failed, or no request would be answered.
         """
         return await self._ask("POST", path, body)
 
@@ -109,6 +111,13 @@ class StateServer:
             text = await response.text()
             if response.status in _TRANSIENT or response.status >= 500:
                 raise _Transient(f"status {response.status}: {text[:_TEXT_CHARS]}")
+            if response.status in _OF_ALL:
+                raise SourceError(
+                    source=self.url,
+                    problem=f"{path} is refused with status {response.status}: "
+                    f"{text[:_TEXT_CHARS]}; it would refuse any example: look at its address "
+                    "and at what it serves, and run again; what is committed stays",
+                )
             if response.status != 200:
                 raise Refused(f"status {response.status}: {text[:_TEXT_CHARS]}")
         answer = json.loads(text)

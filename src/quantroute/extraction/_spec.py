@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field, StrictBool, StrictStr
+from pydantic import Field, StrictBool, StrictInt, StrictStr
 
 from quantroute._extra import need
 from quantroute._runfile import RunFile, Table
@@ -66,6 +66,11 @@ class _ExtractTable(Table):
     classes: tuple[StrictStr, ...] = ("good",)
     thinking: Literal["auto", "on", "off"] = "auto"
     chat_template: StrictStr | None = None
+    think_opener: StrictStr | None = None
+    think_closer: StrictStr | None = None
+    end_token: StrictStr | None = None
+    special_text: Literal["text", "refuse", "control"] = "text"
+    template_variables: dict[str, StrictStr | StrictBool | StrictInt] = Field(default_factory=dict)
     drop_failed_audit: StrictStr | None = None
 
 
@@ -94,10 +99,12 @@ class ExtractSpec:
         """The work, or one worker's part of it; `plan` if it was made elsewhere."""
         table = self.table
         is_local = table.source == "transformers"
-        # What moves the last bits of the states: it belongs to what the store is.
+        # What moves the states, if but their last bits: it belongs to what the store is. A server
+        # has weights of its own; the folder here may hold no more than the final norm.
         source: dict[str, Any] = {"kind": table.source}
         if is_local:
             source["batch_tokens"] = table.batch_tokens
+            source["weights_sample_sha256"] = self.target.weights_sample_sha256()
         return Extraction(
             target=self.target,
             layers=self.layers,
@@ -197,6 +204,11 @@ def load_extract_spec(path: Path | str, *, drop_failed_audit: Path | None = None
                 thinking=table.thinking,
                 max_tokens=table.max_example_tokens,
                 too_long=table.too_long,
+                special_text=table.special_text,
+                think_opener=table.think_opener,
+                think_closer=table.think_closer,
+                end_token=table.end_token,
+                variables=table.template_variables,
             ),
             template=None if table.chat_template is None else file.resolve(table.chat_template),
             trust_remote_code=table.trust_remote_code,

@@ -21,6 +21,7 @@ from quantroute.extraction._records import Example, LayerIds, States
 __all__ = ["StateStore"]
 
 _HASH_CHUNK_BYTES = 8 * 2**20
+_DAMAGED = "delete it together with its .json marker and run the extraction again"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -71,6 +72,13 @@ class StateStore:
         return sum(shard.tokens for shard in self.shards)
 
     @property
+    def sha256(self) -> str:
+        """Of all tokens, masks and states and of the final norm, by the manifest's checksums."""
+        parts = [record.sha256 for record in self.shards]
+        parts.append(self.manifest["final_norm"]["sha256"])
+        return hashlib.sha256("".join(parts).encode()).hexdigest()
+
+    @property
     def layers(self) -> LayerIds:
         """The auxiliary layers; after them comes the last state, before the final norm."""
         return LayerIds(tuple(self.manifest["layers"]["ids"]))
@@ -115,8 +123,7 @@ class StateStore:
                 if _sha256(file) != wanted:
                     raise DatasetError(
                         path=str(file),
-                        problem="differs from its checksum in the manifest; delete it together "
-                        "with its .json marker and run the extraction again",
+                        problem=f"differs from its checksum in the manifest; {_DAMAGED}",
                     )
         norm = self.manifest["final_norm"]["sha256"]
         if _sha256(self.folder.norm) != norm:
@@ -150,11 +157,11 @@ class StateStore:
                     raise DatasetError(path=str(path), problem="rows and offsets disagree")
                 for number in range(len(facts)) if row is None else (row,):
                     span = slice(offsets[number], offsets[number + 1])
-                    yield self._states(file, span, facts[number])
+                    yield self._states(file, span, facts[number], record)
         except (OSError, KeyError, safetensors.SafetensorError) as error:
             raise DatasetError(path=str(path), problem=f"cannot be read: {error}") from error
 
-    def _states(self, file: Any, span: slice, facts: dict[str, Any]) -> States:
+    def _states(self, file: Any, span: slice, facts: dict[str, Any], record: ShardRecord) -> States:
         hidden = file.get_slice("states")[span]
         if self.manifest["states"]["scales"] is not None:
             hidden = from_fp8(hidden, file.get_slice("states_scales")[span], self.dtype)
@@ -163,6 +170,11 @@ class StateStore:
             loss_mask=file.get_slice("loss_mask")[span].numpy().astype(np.bool_),
             provenance=facts["provenance"],
         )
+        if example.key != facts["key"]:
+            raise DatasetError(
+                path=str(self.folder.rows(record.index)),
+                problem=f"example {facts['key'][:16]} has other tokens in its shard: {_DAMAGED}",
+            )
         return States(example=example, hidden=hidden)
 
 

@@ -17,6 +17,9 @@ DTYPE_BYTES: Final = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 _TOKENIZER_FILES: Final = ("tokenizer.json", "tokenizer.model", "tiktoken.model", "vocab.json")
 _TOKENIZER_FILES_BESIDE: Final = ("merges.txt", "special_tokens_map.json", "added_tokens.json")
+_WEIGHT_FILES: Final = ("*.safetensors", "pytorch_model*.bin")
+_SAMPLES: Final = 32
+_SAMPLE_BYTES: Final = 4_096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +72,9 @@ class Target:
             hidden_size=sizes["hidden_size"],
             vocab_size=sizes["vocab_size"],
             dtype=dtype if dtype in DTYPE_BYTES else "bfloat16",
-            max_tokens=text.get("max_position_embeddings"),
+            max_tokens=next(
+                (text[name] for name in _LONGEST if isinstance(text.get(name), int)), None
+            ),
             architecture=(whole.get("architectures") or ["?"])[0],
             config=text,
         )
@@ -88,12 +93,30 @@ class Target:
                 hasher.update(name.encode() + b"\0" + path.read_bytes())
         return hasher.hexdigest() if is_there else None
 
+    def weights_sample_sha256(self) -> str:
+        """Hash over samples of the weight files: their sizes, and a block in each part of them.
+
+        Two trainings of one model differ in it, unless they left most weights alone; hundreds of
+        gigabytes are not read for that.
+        """
+        hasher = hashlib.sha256()
+        for pattern in _WEIGHT_FILES:
+            for path in sorted(self.folder.glob(pattern)):
+                size = path.stat().st_size
+                hasher.update(f"{path.name} {size}\0".encode())
+                with path.open("rb") as file:
+                    for part in range(_SAMPLES):
+                        file.seek(size * part // _SAMPLES)
+                        hasher.update(file.read(_SAMPLE_BYTES))
+        return hasher.hexdigest()
+
     def template_sha256(self) -> str | None:
         """Hash of the chat template's text, None if there is none."""
         text = _template(self.folder)
         return None if text is None else hashlib.sha256(text.encode()).hexdigest()
 
 
+_LONGEST: Final = ("max_position_embeddings", "n_positions", "max_seq_len")
 _SIZES: Final[Mapping[str, tuple[str, ...]]] = {
     "num_hidden_layers": ("n_layer", "num_layers"),
     "hidden_size": ("n_embd", "d_model"),

@@ -386,4 +386,7 @@ def _notes(tokenizer: TargetTokenizer, end: str, default_system: str | None) -> 
     if default_system is not None:
         yield "the template supplies a system prompt where none is given; it is part of the prompt"
     if "strftime_now" in tokenizer.template:
-        yield "the template writes today's date; fix it with a template variable if it allows that"
+        yield (
+            "the template writes today's date; fix it with one of template_variables, if it allows "
+            "that: on another day the same rows are other tokens"
+        )

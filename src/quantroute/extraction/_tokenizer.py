@@ -88,6 +88,7 @@ class TargetTokenizer:
         self.template_sha256 = hashlib.sha256(template.encode()).hexdigest()
         self.tokenizer_sha256 = _hash_files(folder)
         self.control = _control_tokens(tokenizer)
+        self._strips = _stripping(tokenizer)
         self.generation_ends = _generation_ends(folder)
         by_length = sorted(self.control, key=len, reverse=True)
         self._control = re.compile("|".join(map(re.escape, by_length)) if by_length else r"(?!)")
@@ -246,10 +247,14 @@ class TargetTokenizer:
         ids: list[int] = []
         at = 0
         for match in self._real_controls(item):
-            if match.start() > at:
-                ids += self._encode_plain(item.text[at : match.start()])
+            left, right = self._strips.get(match[0], (False, False))
+            before = item.text[at : match.start()]
+            if before := before.rstrip() if left else before:
+                ids += self._encode_plain(before)
             ids.append(self.control[match[0]])
             at = match.end()
+            while right and item.text[at : at + 1].isspace():
+                at += 1
         if at < len(item.text):
             ids += self._encode_plain(item.text[at:])
         return ids
@@ -275,6 +280,8 @@ class TargetTokenizer:
     def _needed_anchor(self) -> str | None:
         """A control token to put first, if the tokenizer marks the beginning of a text (`▁`)."""
         for token, number in self.control.items():
+            if self._strips.get(token, (False, False))[1]:
+                continue  # it would swallow the blanks that the text begins with
             alone, after = self._encode_whole(["a", f"{token}a"])
             if isinstance(alone, list) and isinstance(after, list) and after[:1] == [number]:
                 return None if after[1:] == alone else token
@@ -339,6 +346,15 @@ def _control_tokens(hf: Any) -> dict[str, int]:
     if isinstance(own, Mapping):
         found |= {str(token): int(number) for token, number in own.items() if _is_id(number)}
     return {token: number for token, number in found.items() if token}
+
+
+def _stripping(hf: Any) -> dict[str, tuple[bool, bool]]:
+    """Control tokens that swallow the blanks before or after them, as Phi's do."""
+    sides = {
+        str(token): (bool(getattr(token, "lstrip", False)), bool(getattr(token, "rstrip", False)))
+        for token in hf.added_tokens_decoder.values()
+    }
+    return {token: found for token, found in sides.items() if any(found)}
 
 
 def _is_id(value: object) -> bool:

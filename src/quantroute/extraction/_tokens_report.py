@@ -67,7 +67,7 @@ class TokensReport:
     Attributes:
         lookalikes: examples with letters of control tokens in a text.
         default_system: examples whose prompt has a system text that the template supplied.
-        refused: answers by reason.
+        refused: answers by reason; `problems` has what the first of each was about.
         endpoints: own counts against billed ones. A median off zero hints at another template,
             another mode, or reasoning that was not shown in full.
     """
@@ -79,6 +79,7 @@ class TokensReport:
     lookalikes: int = 0
     default_system: int = 0
     refused: Counter[str] = field(default_factory=Counter)
+    problems: dict[str, str] = field(default_factory=dict)
     endpoints: dict[str, CountComparison] = field(default_factory=dict)
 
     def add_example(self, example: Example) -> None:
@@ -101,6 +102,14 @@ class TokensReport:
     def add_refusal(self, refusal: Refusal) -> None:
         """Count an answer that was left out."""
         self.refused[refusal.reason.value] += 1
+        self.problems.setdefault(refusal.reason.value, refusal.problem)
+
+    def refusals(self) -> list[str]:
+        """In words: how many for which reason, and what the first of them was about."""
+        return [
+            f"{count:,} {reason.replace('_', ' ')}, such as: {self.problems[reason]}"
+            for reason, count in sorted(self.refused.items())
+        ]
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON values."""
@@ -112,6 +121,7 @@ class TokensReport:
             "lookalikes": self.lookalikes,
             "default_system": self.default_system,
             "refused": dict(sorted(self.refused.items())),
+            "problems": dict(sorted(self.problems.items())),
             "counts_by_endpoint": {
                 name: counts.as_dict() for name, counts in sorted(self.endpoints.items())
             },

@@ -51,13 +51,16 @@ def write_training_data(
         provenance: JSON values for the folder's manifest.
 
     Raises:
-        ConfigurationError: no such trainer, or an impossible vocabulary.
-        DatasetError: the folder holds something else, or no example is left to write.
+        ConfigurationError: no such trainer, an impossible vocabulary, or another target than that
+            of the states.
+        DatasetError: the folder holds something else, such as files of another store, or no example
+            is left to write.
         JournalError: another process writes there.
     """
     if trainer not in TRAINERS:
         raise ConfigurationError(f"no trainer is called {trainer!r}; known: {', '.join(TRAINERS)}")
     sizes = Target.read(Path(target))
+    _check_target(sizes, store)
     facts = StatesFacts(
         model=str(target),
         num_layers=sizes.num_layers,
@@ -65,6 +68,7 @@ def write_training_data(
         vocab_size=sizes.vocab_size,
         layers=store.layers,
         dtype=_DTYPES.get(trainer, store.dtype),
+        states_sha256=store.sha256,
         provenance=provenance or {},
     )
     forced = () if draft_vocab_size is None else special_token_ids(Path(target))
@@ -88,3 +92,21 @@ def write_training_data(
         forced=forced,
         on_example=on_example,
     )
+
+
+def _check_target(target: Target, store: StateStore) -> None:
+    """Refuse a target whose sizes or tokenizer are others than those the states were made with."""
+    found = {
+        "architecture": target.architecture,
+        "num_layers": target.num_layers,
+        "hidden_size": target.hidden_size,
+        "vocab_size": target.vocab_size,
+        "tokenizer_sha256": target.tokenizer_sha256(),
+    }
+    of_states = store.manifest["target"]
+    differing = [name for name, value in found.items() if of_states.get(name) != value]
+    if differing:
+        raise ConfigurationError(
+            f"{target.folder} is not the target of these states ({', '.join(differing)} differ); "
+            "name the folder they were extracted with"
+        )

@@ -106,17 +106,20 @@ class TransformersSource:
         try:
             packed = self._forward(batch)
         except torch.cuda.OutOfMemoryError:
-            torch.cuda.empty_cache()
-            if len(batch) == 1:
-                detail = f"{len(batch[0])} tokens do not fit on the device"
-                return [Lost(example=batch[0], reason="out_of_memory", detail=detail)]
-            middle = len(batch) // 2
-            return [*self._run(batch[:middle]), *self._run(batch[middle:])]
-        parts = packed.split([len(example) for example in batch])
-        return [
-            States(example=example, hidden=hidden)
-            for example, hidden in zip(batch, parts, strict=True)
-        ]
+            packed = None
+        if packed is not None:
+            parts = packed.split([len(example) for example in batch])
+            return [
+                States(example=example, hidden=hidden)
+                for example, hidden in zip(batch, parts, strict=True)
+            ]
+        # Not where the error is handled: until then it holds what the pass had made on the device.
+        torch.cuda.empty_cache()
+        if len(batch) == 1:
+            detail = f"{len(batch[0])} tokens do not fit on the device"
+            return [Lost(example=batch[0], reason="out_of_memory", detail=detail)]
+        middle = len(batch) // 2
+        return [*self._run(batch[:middle]), *self._run(batch[middle:])]
 
     def _forward(self, batch: Sequence[Example]) -> torch.Tensor:
         """States [sum of lengths, L+1, H] on the CPU, without the padding."""
@@ -169,11 +172,11 @@ class _Taps:
 
     def run(self, ids: torch.Tensor, mask: torch.Tensor | None) -> list[torch.Tensor]:
         """States [B, S, H] by slot of one forward pass."""
-        self._kept.clear()
-        self.decoder(input_ids=ids, attention_mask=mask, use_cache=False)
-        taken = [self._kept[slot] for slot in self._slots]
-        self._kept.clear()
-        return taken
+        try:
+            self.decoder(input_ids=ids, attention_mask=mask, use_cache=False)
+            return [self._kept[slot] for slot in self._slots]
+        finally:
+            self._kept.clear()
 
     def remove(self) -> None:
         for handle in self._handles:

@@ -105,7 +105,7 @@ class DraftVocabulary:
             )
         if len(must) > size:
             raise ConfigurationError(
-                f"{len(must)} special tokens do not fit in a draft vocabulary of {size}"
+                f"{len(must)} special tokens do not fit in a draft vocabulary of {size}; take more"
             )
         rank = counts.astype(np.int64).copy()
         rank[must] = np.iinfo(np.int64).max

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -37,18 +38,24 @@ def judge_drafter(spec: PipelineSpec) -> evaluation.Evaluation:
     settings = spec.evaluate
     found = evaluation.evaluate(head, samples, depth=settings.depth)
     if settings.speculate_prompts:
-        first = islice(held_out_states(spec), settings.speculate_prompts)
-        chosen = [item.example for item in first]
-        found = replace(found, speculation=_speculate(spec, head, chosen))
+        held = (item.example for item in held_out_states(spec))
+        if prompts := list(islice(_prompts(held), settings.speculate_prompts)):
+            found = replace(found, speculation=_speculate(spec, head, prompts))
     atomic_write(spec.evaluation, (json.dumps(found.as_dict(), indent=2) + "\n").encode())
     return found
 
 
+def _prompts(examples: Iterable[Example]) -> Iterator[list[int]]:
+    """What stands before each answer. Rows of token ids may be all answer: they have none."""
+    for example in examples:
+        if start := int(example.loss_mask.argmax()):
+            yield example.input_ids[:start].tolist()
+
+
 def _speculate(
-    spec: PipelineSpec, head: evaluation.DraftHead, examples: list[Example]
+    spec: PipelineSpec, head: evaluation.DraftHead, prompts: list[list[int]]
 ) -> evaluation.Speculation:
     target = evaluation.LocalTarget(spec.target)
-    prompts = [item.input_ids[: int(item.loss_mask.argmax())].tolist() for item in examples]
     return evaluation.speculate(
         target,
         head,

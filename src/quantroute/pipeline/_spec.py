@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, StrictInt, StrictStr
+from pydantic import Field, StrictStr
 
 from quantroute._runfile import RunFile, Table
 from quantroute.domain import canonical_json
@@ -37,7 +37,6 @@ class EvaluateTable(Table):
     depth: _Count = 3
     speculate_prompts: Annotated[int, Field(strict=True, ge=0)] = 0
     speculate_tokens: _Count = 128
-    seed: StrictInt = 0
 
 
 class DeployTable(Table):

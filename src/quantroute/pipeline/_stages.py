@@ -21,6 +21,7 @@ from quantroute.pipeline._contents import Files
 from quantroute.pipeline._data import write_training_data
 from quantroute.pipeline._judge import judge_drafter
 from quantroute.pipeline._spec import PipelineSpec
+from quantroute.storage import atomic_folder
 
 __all__ = ["STAGES", "Stage"]
 
@@ -86,14 +87,16 @@ def _train(spec: PipelineSpec, _: Sequence[str]) -> None:
 
 
 def _export(spec: PipelineSpec, _: Sequence[str]) -> None:
+    """Nothing of it goes on where it was: what stands there is half made, or was altered since."""
     train = load_train_spec(spec.path)
-    export_drafter(
-        spec.drafter,
-        spec.exported,
-        engine=spec.deploy.engine,
-        target=str(spec.target),
-        python=train.python,
-    )
+    with atomic_folder(spec.exported) as folder:
+        export_drafter(
+            spec.drafter,
+            folder,
+            engine=spec.deploy.engine,
+            target=str(spec.target),
+            python=train.python,
+        )
 
 
 def _evaluate(spec: PipelineSpec, _: Sequence[str]) -> None:
@@ -104,11 +107,24 @@ def _prompts(spec: PipelineSpec) -> Files:
     return {f"prompts {number}": path for number, path in enumerate(spec.prompts, start=1)}
 
 
+#: Files of a target that decide what it is and how rows become its tokens.
+_OF_TARGET: Final = (
+    *("config.json", "model.safetensors.index.json", "tokenizer*.json", "special_tokens_map.json"),
+    *("added_tokens.json", "vocab.json", "merges.txt", "*.model", "*.tiktoken", "*.jinja"),
+    "tokenization_*.py",
+)
+
+
 def _target(spec: PipelineSpec) -> Files:
     """What identifies the target; its weights are not read again for that."""
-    names = ("config.json", "tokenizer.json", "model.safetensors.index.json")
-    found = {f"target {name}": spec.target / name for name in names}
-    return {name: path for name, path in found.items() if path.exists()}
+    found = sorted({path for pattern in _OF_TARGET for path in spec.target.glob(pattern)})
+    return {f"target {path.name}": path for path in found}
+
+
+def _template(spec: PipelineSpec) -> Files:
+    """The chat template, if the file names another than the target's own."""
+    named = spec.tables["extract"].get("chat_template")
+    return {} if named is None else {"chat template": spec.path.parent / str(named)}
 
 
 def _failed(spec: PipelineSpec) -> Files:
@@ -151,6 +167,7 @@ STAGES: Final = (
         inputs=lambda spec: {
             "rows": contents.rows(spec.rows),
             **_target(spec),
+            **_template(spec),
             **_failed(spec),
         },
         outputs=lambda spec: {"states": contents.states(spec.states)},

@@ -126,8 +126,13 @@ def _json_lines(content: str) -> list[dict[str, Any]]:
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """A finite number that is no truth value."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    """A number that is no truth value, finite as a float."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # JSON has integers of any length
+        return False
 
 
 def read_audit(data: Mapping[str, Any]) -> tuple[Mapping[str, Any], Sequence[Mapping[str, Any]]]:

@@ -21,7 +21,7 @@ from rich.text import Text
 from quantroute.generation import FeedProgress, Progress
 from quantroute.ledger import Balance
 from quantroute.money import NO_CAP, format_usd, usd_per_million
-from quantroute.report._plan import _duration, _short
+from quantroute.report._plan import _duration
 from quantroute.report._tables import _compact
 from quantroute.routing import BreakerState, EndpointReport
 
@@ -238,9 +238,9 @@ class _Drawing:
         text = Text(f"{_cut(item.name, 14):<14} ")
         if item.goal:
             text.append_text(self._bar(((item.share, "green"),)))
-            text.append(f" {_short(item.done)}/{_short(item.goal)} {item.unit}")
+            text.append(f" {_compact(item.done)}/{_compact(item.goal)} {item.unit}")
         else:
-            text.append(f"{_short(item.done)} {item.unit}")
+            text.append(f"{_compact(item.done)} {item.unit}")
         return text.append(", over" if item.is_over else f", {item.live:,} live", style="dim")
 
     def endpoints(self, endpoints: Sequence[LiveEndpoint]) -> Table:

@@ -11,7 +11,14 @@ from rich.text import Text
 
 from quantroute.generation import DatasetPlan, Plan, PlannedEndpoint, Way
 from quantroute.money import format_usd
-from quantroute.report._tables import _Fitting, _price_column, _table, _why, price_warnings
+from quantroute.report._tables import (
+    _compact,
+    _Fitting,
+    _price_column,
+    _table,
+    _why,
+    price_warnings,
+)
 
 __all__ = ["plan_lines", "plan_tables", "ways_table"]
 
@@ -92,11 +99,11 @@ def _cap_line(plan: Plan) -> str:
     if plan.fits:
         return f"the cap of {cap}{spent} suffices{'' if plan.is_supplied else ' for that'}"
     shares = {item.affordable_tokens for item in plan.datasets}
-    about = _short(sum(shares) // len(shares))
+    about = _compact(sum(shares) // len(shares))
     each = f", about {about} each" if len(plan.datasets) > 1 and _are_alike(shares) else ""
     return (
-        f"the cap of {cap}{spent} affords {_short(plan.affordable_tokens)} of "
-        f"{_short(plan.target_tokens)} tokens{each}; a cap of "
+        f"the cap of {cap}{spent} affords {_compact(plan.affordable_tokens)} of "
+        f"{_compact(plan.target_tokens)} tokens{each}; a cap of "
         f"{format_usd(_needed_pusd(plan), places=2)} would reach every target"
     )
 
@@ -135,8 +142,8 @@ def _expectation(item: DatasetPlan) -> str:
     return (
         f"{sureness}, {expected.reasoning_share:.0%} reasoning, "
         f"{expected.truncated_share:.1%} truncated, {expected.accepted_share:.1%} of tokens "
-        f"accepted; input {_short(item.input_tokens)} tokens "
-        f"(at most {_short(item.input_bound_tokens)})"
+        f"accepted; input {_compact(item.input_tokens)} tokens "
+        f"(at most {_compact(item.input_bound_tokens)})"
     )
 
 
@@ -213,13 +220,13 @@ def _datasets(plan: Plan, *, is_wide: bool, is_short: bool = False) -> Table:
     table.show_footer = len(plan.datasets) > 1
     columns: Sequence[tuple[str, str]] = (
         ("rows", f"{sum(item.planned_rows for item in plan.datasets):,}"),
-        ("target", _short(plan.target_tokens)),
+        ("target", _compact(plan.target_tokens)),
         (
             "cost",
             _span(plan.cost_low_pusd - plan.spent_pusd, plan.cost_high_pusd - plan.spent_pusd),
         ),
         ("share", format_usd(sum(item.share_pusd for item in plan.datasets), places=2)),
-        ("affords", _short(plan.affordable_tokens)),
+        ("affords", _compact(plan.affordable_tokens)),
         ("cap", format_usd(sum(item.cap_pusd for item in plan.datasets), places=2)),
         ("reached", ""),
     )
@@ -230,10 +237,10 @@ def _datasets(plan: Plan, *, is_wide: bool, is_short: bool = False) -> Table:
     for item in plan.datasets:
         cells = (
             f"{item.planned_rows:,}",
-            _short(item.target_tokens),
+            _compact(item.target_tokens),
             _span(item.cost_low_pusd, item.cost_high_pusd),
             format_usd(item.share_pusd, places=2),
-            _short(item.affordable_tokens),
+            _compact(item.affordable_tokens),
             format_usd(item.cap_pusd, places=2),
             f"{item.reached:.0%}",
         )
@@ -244,13 +251,6 @@ def _datasets(plan: Plan, *, is_wide: bool, is_short: bool = False) -> Table:
 def _span(low_pusd: int, high_pusd: int) -> str:
     low, high = format_usd(low_pusd, places=2), format_usd(high_pusd, places=2)
     return low if low == high else f"{low}-{high.removeprefix('$')}"
-
-
-def _short(count: int) -> str:
-    """A count of tokens for people: 6.8M, 35.9k, 4,096."""
-    if count >= 1_000_000:
-        return f"{count / 1_000_000:,.1f}M"
-    return f"{count / 1_000:.1f}k" if count >= 10_000 else f"{count:,}"
 
 
 def _duration(seconds: float) -> str:

@@ -19,6 +19,7 @@ __all__ = [
     "short_number",
     "span_text",
     "usd_text",
+    "with_unit",
 ]
 
 _STEPS: Final = (1.0, 2.0, 2.5, 5.0, 10.0)
@@ -80,11 +81,19 @@ def log_ticks(lowest: float, highest: float) -> list[float]:
     return [tick for tick in ticks if low <= tick <= high] if high > low else [low, low * 10]
 
 
+def with_unit(value: float) -> tuple[float, str] | None:
+    """A number from ten thousand on as one of thousands, millions or (G) billions."""
+    if abs(value) < 10_000:
+        return None
+    # 999,960 would be 1000.0k.
+    units = (("G", 1e9), ("M", 1e6), ("k", 1e3))
+    return next((value / size, unit) for unit, size in units if round(abs(value) / size, 1) >= 1)
+
+
 def short_number(value: float) -> str:
     """Three digits or so: 0.012, 1.5, 240, 12.5k, 6.8M."""
-    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if abs(value) >= (size if size > 1e3 else 10 * size):
-            return f"{value / size:.1f}".removesuffix(".0") + unit
+    if (found := with_unit(value)) is not None:
+        return f"{found[0]:.1f}".removesuffix(".0") + found[1]
     if value == int(value):
         return f"{int(value):,}"
     if abs(value) >= 100:
@@ -94,7 +103,7 @@ def short_number(value: float) -> str:
 
 def seconds_text(value: float) -> str:
     """A short time, such as one answer takes: 45 ms, 1.2 s, 3.5 min."""
-    if value < 1:
+    if value < 0.9995:  # from there on it would be 1e+03 ms
         return f"{value * 1_000:.3g} ms"
     return f"{value:.3g} s" if value < 100 else span_text(value)
 

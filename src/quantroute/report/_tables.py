@@ -18,6 +18,7 @@ from quantroute.generation import EndpointQuality, RowClass
 from quantroute.ledger import Balance, StatementLine
 from quantroute.money import NO_CAP, format_usd, usd_per_million
 from quantroute.policy import BoundPolicy, Verdict, implausible_prices
+from quantroute.report._scale import with_unit
 
 __all__ = [
     "balance_line",
@@ -260,11 +261,9 @@ def _status(endpoint: Endpoint, *, is_wide: bool) -> str:
 
 
 def _compact(count: int) -> str:
-    """A count for people: exact below ten thousand, then three digits and a unit."""
-    for unit, size in (("G", 10**9), ("M", 10**6), ("k", 10**3)):
-        if count >= 10 * size:
-            return f"{count / size:.1f}{unit}"
-    return f"{count:,}"
+    """A count for people: exact below ten thousand, then 35.9k, 6.8M, 2.1G."""
+    found = with_unit(count)
+    return f"{count:,}" if found is None else f"{found[0]:.1f}{found[1]}"
 
 
 def _per_million(amount_pusd: int, tokens: int) -> str:

@@ -36,9 +36,9 @@ def _endpoints(report: AuditReport, *, is_wide: bool) -> Table:
             table.add_column(name, justify="right")
     for item in report.endpoints:
         cells: list[str | Text] = [
-            item.endpoint,
+            Text(item.endpoint),  # a name or a cause may look like markup
             Text(item.outcome.value, style=_STYLES[item.outcome]),
-            item.cause_text,
+            Text(item.cause_text),
             f"{item.tokens:,}",
             f"{item.effect.mean_nats:+.4f}",
             f"{item.p_adjusted:.2g}",
@@ -56,5 +56,5 @@ def strings_table(report: StringsReport) -> RenderableType:
         table.add_column(name, justify="right")
     for item in report.endpoints:
         verdict = Text(item.outcome.value, style=_STYLES[item.outcome])
-        table.add_row(item.endpoint, verdict, *strings_details(item))
+        table.add_row(Text(item.endpoint), verdict, *strings_details(item))
     return table

@@ -7,6 +7,7 @@ A file is written beside its place and renamed, so a file that is there is whole
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,10 +26,21 @@ from quantroute.storage import FileLock, atomic_file, atomic_write
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["EXAMPLES", "MANIFEST", "FormatReport", "Layout", "Norm", "StatesFacts", "write_format"]
+__all__ = [
+    "EXAMPLES",
+    "MANIFEST",
+    "WORK",
+    "FormatReport",
+    "Layout",
+    "Norm",
+    "StatesFacts",
+    "write_format",
+]
 
 MANIFEST: Final = "manifest.json"
 EXAMPLES: Final = "examples.jsonl"
+#: What folders that are needed while files are made are called at first.
+WORK: Final = ".work-"
 KIND: Final = "quantroute trainer data"
 VERSION: Final = 1
 
@@ -46,7 +58,8 @@ class StatesFacts:
     """Where states come from, as the manifest tells it.
 
     `model` is the target's folder or id, `provenance` any JSON values besides (hashes of tokenizer
-    and template, versions).
+    and template, versions). `states_sha256` tells these states from others of the same tokens: a
+    pass goes on only where it is the same.
     """
 
     model: str
@@ -55,6 +68,7 @@ class StatesFacts:
     vocab_size: int
     layers: LayerIds
     dtype: str = "bfloat16"
+    states_sha256: str | None = None
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -180,7 +194,8 @@ def write_format(
         if not totals.examples:
             raise DatasetError(
                 path=str(folder),
-                problem=f"no example to write ({totals.non_finite} hold infinities or NaN)",
+                problem=f"no example to write ({totals.non_finite} hold infinities or NaN); the "
+                "markers of a store's shards (shards/*.json) say why examples were lost",
             )
         _remove_others(folder, paths)
         vocabulary = _vocabulary(counts, draft_vocab_size, forced)
@@ -271,6 +286,7 @@ def _head(layout: Layout, facts: StatesFacts, draft_vocab_size: int | None) -> d
         },
         "last_state": layout.last_state,
         "dtype": facts.dtype,
+        "states_sha256": facts.states_sha256,
         "draft_vocab_size": draft_vocab_size,
         "provenance": dict(facts.provenance),
     }
@@ -297,6 +313,8 @@ def _begin(folder: Path, head: dict[str, Any]) -> None:
         )
     for stray in folder.rglob(".*.tmp"):  # of a pass that was killed
         stray.unlink()
+    for work in folder.glob(f"{WORK}*"):
+        shutil.rmtree(work)
     _write_manifest(folder, head | {"state": "writing"})
 
 

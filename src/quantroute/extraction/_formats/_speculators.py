@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from quantroute._extra import need
 from quantroute.extraction._formats._common import (
     EXAMPLES,
+    WORK,
     FormatReport,
     StatesFacts,
     save_tensors,
@@ -144,7 +145,7 @@ def _write_dataset(folder: Path) -> None:
     )
     for old in folder.glob("data-*.arrow"):
         old.unlink()
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".dataset-") as work:
+    with tempfile.TemporaryDirectory(dir=folder, prefix=WORK) as work:
         had_bars = datasets.are_progress_bars_disabled()
         datasets.disable_progress_bars()
         try:
