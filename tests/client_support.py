@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
@@ -25,6 +26,14 @@ def fast(**changes: Any) -> dict[str, Any]:
         "timeouts": Timeouts(connect_s=2.0, first_byte_s=5.0, idle_s=5.0, total_s=10.0),
         "rng": random.Random(7),
     } | changes
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Wait for something that another task brings about and tells nobody; the test's own timeout
+    bounds it.
+    """
+    while not condition():  # noqa: ASYNC110 - what is waited for has no event
+        await asyncio.sleep(0.001)
 
 
 @asynccontextmanager

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from client_support import MODEL, fast, opened
+from client_support import MODEL, fast, opened, until
 from quantroute import (
     NO_CAP,
     AccountError,
@@ -489,11 +489,8 @@ class TestLoops:
         """On the wire or still waiting, and without opening connections behind the closing."""
         slow = kimi_mission_scenario(time_scale=0.1)
         async with opened(slow, max_in_flight=5) as (client, simulator):
-            asked = [
-                asyncio.create_task(client.complete(request(f"q{n}"))) for n in range(requests)
-            ]
-            while not simulator.stats.in_flight:
-                await asyncio.sleep(0.001)
+            asked = [asyncio.create_task(client.complete(request(str(n)))) for n in range(requests)]
+            await until(lambda: simulator.stats.in_flight)
             await client.aclose()
             ends = await asyncio.gather(*asked, return_exceptions=True)
         assert {type(end) for end in ends} == {ConfigurationError}

@@ -200,12 +200,6 @@ def answers(*bodies: object, **how: Any) -> Chat:
     return chat
 
 
-async def until(condition: Callable[[], object]) -> None:
-    """Wait for something that another task brings about and tells nobody."""
-    while not condition():  # noqa: ASYNC110 - what is waited for has no event
-        await asyncio.sleep(0.001)
-
-
 @asynccontextmanager
 async def facing(chat: Chat, **settings: Any) -> AsyncIterator[tuple[Client, Hostile]]:
     """An open client in front of a hostile service, whose own settings are taken out."""

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from client_support import fast, opened
+from client_support import fast, opened, until
 from faults.hostile import (
     COST_PUSD,
     USAGE,
@@ -29,7 +29,6 @@ from faults.hostile import (
     facing,
     leaping,
     request,
-    until,
 )
 from quantroute import Client, Service
 from quantroute.client import Answered, GaveUp, RetryPolicy

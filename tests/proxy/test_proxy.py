@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
 import pytest
 
-from client_support import MODEL, opened
+from client_support import MODEL, opened, until
 from quantroute import Client
 from quantroute.errors import ConfigurationError
 from quantroute.ledger import Account
@@ -62,15 +62,6 @@ async def proxied(
         aiohttp.ClientSession() as http,
     ):
         yield Caller(http, proxy), client, simulator
-
-
-async def until(is_so: Callable[[], bool]) -> None:
-    """Give the loop its turns until something is so; the test's own timeout bounds it."""
-    for _ in range(10_000):
-        if is_so():
-            return
-        await asyncio.sleep(0.001)
-    raise AssertionError("it never came to be so")
 
 
 async def test_an_answer_has_the_usual_form_and_says_where_it_came_from() -> None:
