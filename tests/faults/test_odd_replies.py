@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from client_support import until
 from faults.hostile import (
     COST_PUSD,
     USAGE,
@@ -23,7 +24,6 @@ from faults.hostile import (
     facing,
     leaping,
     request,
-    until,
 )
 from quantroute import Client, ConfigurationError
 from quantroute.client import GaveUp, LocalEndpoint, RetryPolicy, RowRefused, Timeouts
