@@ -139,7 +139,7 @@ def test_a_missing_file_says_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "remedy"),
     [
-        ("a b.jsonl.gz", gzip.compress(b'{"prompt": "x"}'), "gunzip -k 'a b.jsonl.gz'"),
+        ("a b.jsonl.gz", gzip.compress(b'{"prompt": "x"}', mtime=0), "gunzip -k 'a b.jsonl.gz'"),
         ("a.zst", b"\x28\xb5\x2f\xfd....", "unzstd a.zst"),
         ("a.parquet", b"PAR1....", "Parquet"),
         ("a.txt", "eins\n".encode("utf-16"), "iconv -f UTF-16"),
