@@ -9,12 +9,12 @@ from typing import Any
 from quantroute.cli._exit import ExitCode
 from quantroute.cli._job import RECORDS_WITHIN_S, Outcome
 from quantroute.cli._log import EVENTS
-from quantroute.cli._output import failure_lines, print_quality, rows_lines, say, show
+from quantroute.cli._output import say
 from quantroute.cli._plan import as_run_settings, opened_client, serving, show_plan
 from quantroute.cli._progress import Reporter, prices_of
 from quantroute.cli._rundir import RunFolder
 from quantroute.cli._service import Target
-from quantroute.cli._summary import exit_code, outcome_data, print_books, run_remarks
+from quantroute.cli._summary import exit_code, outcome_data, print_run, run_remarks
 from quantroute.cli._wording import as_options, as_word
 from quantroute.client import AttemptObserver, Client
 from quantroute.generation import (
@@ -29,7 +29,7 @@ from quantroute.generation import (
 )
 from quantroute.money import format_usd
 from quantroute.registry import ProviderRegistry
-from quantroute.report import RunFacts, WantedDataset, balance_line, ledger_table, write_facts
+from quantroute.report import RunFacts, WantedDataset, write_facts
 
 __all__ = [
     "DatasetsJob",
@@ -142,18 +142,7 @@ def datasets_exit_code(report: DatasetsReport) -> ExitCode:
 def print_datasets(job: DatasetsJob, outcome: DatasetsOutcome) -> None:
     """Ledger, books, datasets, and what to do next."""
     books, report = outcome.books, outcome.report
-    if books.statement:
-        show(ledger_table(books.statement, title="ledger"))
-    say(balance_line(books.balance))
-    print_books(books)
-    if books.reconciled.still_held:
-        say(
-            f"{books.reconciled.still_held:,} charges are not known yet and stay reserved; "
-            f"`quantroute reconcile {as_word(job.folder.path)}` settles them later"
-        )
-    for line in (*rows_lines(report.run.counts), *failure_lines(books.failures)):
-        say(line)
-    print_quality(report.run.endpoints, report.run.alarms)
+    print_run(books, job.folder)
     for item in report.datasets:
         reached = "has all that was wanted" if item.is_reached else "is short of what was wanted"
         say(

@@ -18,12 +18,13 @@ from quantroute.cli._output import (
     show,
     statement_data,
 )
+from quantroute.cli._rundir import RunFolder
 from quantroute.cli._wording import as_options, as_word
 from quantroute.generation import RowClass, RunReport, StopReason
 from quantroute.money import format_usd
 from quantroute.report import balance_line, ledger_table
 
-__all__ = ["exit_code", "outcome_data", "print_books", "print_outcome", "run_remarks"]
+__all__ = ["exit_code", "outcome_data", "print_outcome", "print_run", "run_remarks"]
 
 _EXIT_CODES: Final = {
     StopReason.DONE: ExitCode.DONE,
@@ -45,24 +46,29 @@ def exit_code(report: RunReport) -> ExitCode:
 def print_outcome(job: Job, outcome: Outcome) -> None:
     """Ledger, books, rows, and what to do next."""
     report = outcome.report
-    if outcome.statement:
-        show(ledger_table(outcome.statement, title="ledger"))
-    say(balance_line(outcome.balance))
-    print_books(outcome)
-    if outcome.reconciled.still_held:
-        say(
-            f"{outcome.reconciled.still_held:,} charges are not known yet and stay reserved; "
-            f"`quantroute reconcile {as_word(job.folder.path)}` settles them later"
-        )
-    for line in (*rows_lines(report.counts), *failure_lines(outcome.failures)):
-        say(line)
-    print_quality(report.endpoints, report.alarms)
+    print_run(outcome, job.folder)
     for line in _remarks(job, report):
         say(line)
     say(_closing_line(job, report), bold=True)
 
 
-def print_books(outcome: Outcome) -> None:
+def print_run(outcome: Outcome, folder: RunFolder) -> None:
+    """What every run ends with: ledger, books, rows and why some have no answer, quality."""
+    if outcome.statement:
+        show(ledger_table(outcome.statement, title="ledger"))
+    say(balance_line(outcome.balance))
+    _print_books(outcome)
+    if outcome.reconciled.still_held:
+        say(
+            f"{outcome.reconciled.still_held:,} charges are not known yet and stay reserved; "
+            f"`quantroute reconcile {as_word(folder.path)}` settles them later"
+        )
+    for line in (*rows_lines(outcome.report.counts), *failure_lines(outcome.failures)):
+        say(line)
+    print_quality(outcome.report.endpoints, outcome.report.alarms)
+
+
+def _print_books(outcome: Outcome) -> None:
     """Compare the ledger with the key's usage, and with the embedded simulator's own bill."""
     key = outcome.reconciled.key
     if key is not None and (outcome.billed_pusd is None or not key.agrees):
