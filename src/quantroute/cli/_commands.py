@@ -106,7 +106,7 @@ COMMANDS: Final = {
     "train": Place(
         "_train",
         "train",
-        "Train a drafter on the hidden states that `quantroute extract` wrote.",
+        "Train a drafter on the data that `quantroute convert` wrote.",
     ),
     "export-drafter": Place(
         "_export_drafter",

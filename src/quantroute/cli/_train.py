@@ -33,7 +33,7 @@ def train(
     ] = False,
     as_json: options.Json = False,
 ) -> None:
-    """Train a drafter on the hidden states that `quantroute extract` wrote.
+    """Train a drafter on the data that `quantroute convert` wrote.
 
     The trainer (speculators or SpecForge) runs as its own command in its own process; its log and
     a line of JSON per measurement stand in the output folder. Ctrl+C lets it save; the same command

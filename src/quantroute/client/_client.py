@@ -91,13 +91,12 @@ class Client:
         policy: which endpoints may serve; `exclude` and `only` are short-hands that add to it.
         service: base URL, CA file and proxy use; OpenRouter by default.
         key: names the environment variable that holds the API key, read at each request.
-        registry: the catalogue; by default one of `service` with a lifetime of five minutes.
+        registry: the catalogue; by default one of `service` that reads its lists every minute.
         max_in_flight: requests on the wire at once, all endpoints together.
         local: servers of your own that take part as further endpoints; see `LocalEndpoint`.
         routing: "pinned" (we choose the endpoint of each request) or "delegated" (the service
             balances among all that the policy allows); see docs/design/0008-routing.md.
-        observer: told of each attempt once it is settled; for telemetry, see
-            `quantroute.report.telemetry`.
+        observer: told of each attempt once it is settled; `quantroute.telemetry` has one.
         timeouts, retry, limits, breakers, settling: see their classes.
         clock, rng: seams for tests.
     """
@@ -491,7 +490,7 @@ class Client:
     async def reconcile(
         self, *, quiet_s: float | None = None, charge_bound: bool = False, patience_s: float = 45.0
     ) -> Reconciliation:
-        """Settle what the ledger holds as unknown; see `quantroute.client._reconcile`.
+        """Settle what the ledger holds as unknown; see docs/design/0004-unknown-outcomes.md.
 
         Args:
             quiet_s: minimum age of entries settled by the key's usage; by default the total

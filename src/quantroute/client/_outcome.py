@@ -94,10 +94,12 @@ class Answer(Struct, frozen=True, kw_only=True):
 
     `content` and `reasoning` are exactly what the model wrote ("" and None when absent).
     `cost_pusd` is the posted charge, None while the ledger holds the reservation until the bill is
-    known. `flags` name oddities: "served_mismatch", "model_mismatch", "usage_missing",
+    known. `flags` name oddities: "served_mismatch", "served_unknown", "served_ambiguous" (several
+    of the allowed endpoints are that company's), "model_mismatch", "usage_missing",
     "usage_contradiction", "cost_missing", "zero_cost", "overrun", "secret_redacted",
     "no_finish_reason" and "no_done" (a stream that ended with only one of its two ends),
-    "malformed_event" (a piece of a stream could not be read: the text may lack something).
+    "malformed_event" (a piece of a stream could not be read: the text may lack something),
+    "cut_after_json" (the wire broke behind an answer that was whole).
     Units: seconds from sending to the first byte of the answer, and to its end.
     """
 

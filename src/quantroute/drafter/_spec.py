@@ -24,7 +24,7 @@ class TrainSpec:
     """One training.
 
     Attributes:
-        data: a folder that `quantroute extract` wrote in this trainer's format.
+        data: a folder that `quantroute convert` wrote in this trainer's format.
         out: checkpoints, log and metrics; a second start goes on from its checkpoints.
         target: the target's folder or id; None takes the one the data were made with.
         python: the interpreter that has the trainer, if it is not this one.

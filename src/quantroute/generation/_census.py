@@ -45,7 +45,7 @@ class Census:
 
 
 def take_census(datasets: Sequence[DatasetSpec], config: RunConfig) -> tuple[Census, ...]:
-    """Read every prompt once. Keeps sixteen bytes per different prompt, some 130 of memory.
+    """Read every prompt once; each different one takes some 130 bytes of memory.
 
     Two lines are duplicates if their rows have the same key: same messages and same sampling.
     Rollouts of one prompt have keys of their own.

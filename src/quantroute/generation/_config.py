@@ -95,8 +95,8 @@ class RunConfig:
         settings: datasets that are asked in a way of their own; see `of`.
         policy_class: in a word, the exclusion policy; rows of different policies never meet.
         replay_reasoning: send the model's earlier reasoning along with its earlier answers. Off, as
-            chat templates drop the reasoning of past turns; some models of the Kimi family refuse
-            tool conversations without it.
+            chat templates drop the reasoning of past turns; Moonshot's own endpoint refuses later
+            turns of a Kimi that thinks without it.
         continue_after: a conversation goes on after answers of these classes; after any other it
             ends, since its later turns would be paid for and then not exported.
         is_streamed: how answers travel; not part of what a row is.
