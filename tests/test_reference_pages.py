@@ -10,8 +10,10 @@ import pytest
 from pydantic import BaseModel
 
 from quantroute.cli._audit import AuditTable
+from quantroute.client._classify import Kind
 from quantroute.drafter._spec import _TrainTable
 from quantroute.extraction._spec import _ExtractTable
+from quantroute.generation._rowdata import TURN_FIELDS
 from quantroute.pipeline._spec import DataTable, DeployTable, EvaluateTable
 from quantroute.simulator._scenario import (
     AccountSpec,
@@ -76,12 +78,23 @@ def test_the_rooms_stand_in_the_order_of_imports() -> None:
     assert [level[room] for room in drawn] == sorted(level.values())
 
 
+def test_the_way_of_a_request_names_every_outcome() -> None:
+    page = " ".join((ROOT / "docs/design/README.md").read_text().split())
+    assert f"one Kind ({', '.join(kind.value for kind in Kind)})" in page
+
+
 def test_the_page_about_the_environment_names_every_variable() -> None:
     page = (ROOT / "docs/reference/environment.md").read_text()
     pattern = re.compile(r"\"((?:OPENROUTER_API|QUANTROUTE|SLURM|JOB|HF|RAY)_[A-Z_]+)\"")
     found = {name for path in SOURCE.rglob("*.py") for name in pattern.findall(path.read_text())}
     assert {"OPENROUTER_API_KEY", "QUANTROUTE_UVLOOP", "JOB_COMPLETIONS"} <= found
     assert sorted(name for name in found - OUR_OWN if f"`{name}`" not in page) == []
+
+
+def test_the_page_about_files_names_every_field_of_an_answer() -> None:
+    _, _, text = (ROOT / "docs/files.md").read_text().partition("\nOf each answer:\n")
+    cells = re.findall(r"^\| (`[^|]*) \|", text.partition("\n## ")[0], re.MULTILINE)
+    assert sorted(re.findall(r"`(\w+)`", " ".join(cells))) == sorted(TURN_FIELDS)
 
 
 @pytest.mark.parametrize("name", STAGES)
