@@ -15,6 +15,7 @@ from quantroute.drafter._spec import _TrainTable
 from quantroute.extraction._spec import _ExtractTable
 from quantroute.generation._rowdata import TURN_FIELDS
 from quantroute.pipeline._spec import DataTable, DeployTable, EvaluateTable
+from quantroute.proxy._reply import _STATUS
 from quantroute.simulator._scenario import (
     AccountSpec,
     AnswerSpec,
@@ -81,6 +82,14 @@ def test_the_rooms_stand_in_the_order_of_imports() -> None:
 def test_the_way_of_a_request_names_every_outcome() -> None:
     page = " ".join((ROOT / "docs/design/README.md").read_text().split())
     assert f"one Kind ({', '.join(kind.value for kind in Kind)})" in page
+
+
+def test_the_page_about_the_proxy_names_every_error() -> None:
+    page = (ROOT / "docs/serve.md").read_text()
+    told = dict(re.findall(r"\| (?:4\d\d-)?(\d+) \| `(\w+)` \|$", page, re.MULTILINE))
+    assert {"502", "499"} <= set(told)  # whatever is not in the table, and what a service refused
+    for _, status, code in _STATUS:
+        assert re.search(rf"\| ({status}|{status}-499) \| `{code}` \|$", page, re.MULTILINE), code
 
 
 def test_the_page_about_the_environment_names_every_variable() -> None:

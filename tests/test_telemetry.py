@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from cli_support import MODEL, SLOW_SCENARIO, start, write_prompts
+from cli_support import MODEL, ROOT, SLOW_SCENARIO, start, write_prompts
 from quantroute import Account, ChatRequest, Client, EnvKey, RetryPolicy, Service
 from quantroute.client import Answered, SettledAttempt
 from quantroute.domain import EndpointKey
@@ -227,6 +227,8 @@ async def test_every_line_is_well_formed_and_declared() -> None:
     assert 'quantroute_attempt_errors_total{kind="rate limited"} 2' in lines
     assert "quantroute_pending_usd 0.000123456789" in lines
     assert "quantroute_rows_in_flight 4" in lines
+    page = (ROOT / "docs/report.md").read_text()
+    assert [name for name in sorted(declared) if f"`{name}`" not in page] == []
 
 
 async def test_odd_names_are_quoted() -> None:

@@ -78,8 +78,8 @@ def export(
     """Write the whole conversations of RUN to PATH, one row each, with full provenance.
 
     Only rows whose every answer is of the chosen classes, from eligible endpoints. Beside a file
-    stands PATH.manifest.json with counts, hashes, prices and the ledger; a dataset says the same in
-    its card. The shards of a run are merged; a row that is in two of them is an error.
+    stands PATH.manifest.json with counts, hashes and the ledger; a dataset has a card that says the
+    same and more. The shards of a run are merged; a row that is in two of them is an error.
 
     quantroute export runs/b3 rows.jsonl
 
