@@ -13,6 +13,7 @@ from quantroute.cli._audit import AuditTable
 from quantroute.client._classify import Kind
 from quantroute.drafter._spec import _TrainTable
 from quantroute.extraction._spec import _ExtractTable
+from quantroute.extraction._tokens_report import RefusalReason
 from quantroute.generation._rowdata import TURN_FIELDS
 from quantroute.pipeline._spec import DataTable, DeployTable, EvaluateTable
 from quantroute.proxy._reply import _STATUS
@@ -104,6 +105,12 @@ def test_the_page_about_files_names_every_field_of_an_answer() -> None:
     _, _, text = (ROOT / "docs/files.md").read_text().partition("\nOf each answer:\n")
     cells = re.findall(r"^\| (`[^|]*) \|", text.partition("\n## ")[0], re.MULTILINE)
     assert sorted(re.findall(r"`(\w+)`", " ".join(cells))) == sorted(TURN_FIELDS)
+
+
+def test_the_page_about_tokens_names_every_reason_to_refuse() -> None:
+    page = (ROOT / "docs/extraction-tokens.md").read_text()
+    named = re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)
+    assert named == [reason.value for reason in RefusalReason]
 
 
 @pytest.mark.parametrize("name", STAGES)
