@@ -56,7 +56,7 @@ def test_the_cap_is_kept_from_last_time_and_nothing_is_asked_twice() -> None:
     again = quantroute("generate", "p.jsonl", "--simulate", "--out", "run")
     assert again.code == 0
     assert "cap $1.000000" in again.out
-    assert "3 rows were done before and not asked again" in again.out
+    assert "3 rows done before and not asked again" in again.out
     assert "bill" not in again.out
 
 
@@ -75,7 +75,7 @@ def test_repeated_prompts_are_asked_once_and_counted() -> None:
     Path("p.txt").write_text("Same?\nSame?\nOther?\n")
     ended = quantroute("generate", "p.txt", "--simulate", *TO_SERVICE)
     assert ended.code == 0
-    assert "1 prompts repeat others" in ended.out
+    assert "repeated prompts that were not asked again: 1" in ended.out
     assert "3/3 rows" in ended.err
 
 

@@ -15,7 +15,7 @@ from quantroute.cli._progress import Reporter, prices_of
 from quantroute.cli._rundir import RunFolder
 from quantroute.cli._service import Target
 from quantroute.cli._summary import exit_code, outcome_data, print_run, run_remarks
-from quantroute.cli._wording import as_options, as_word
+from quantroute.cli._wording import as_options, as_word, counted_rows
 from quantroute.client import AttemptObserver, Client
 from quantroute.generation import (
     DatasetRun,
@@ -170,7 +170,9 @@ def _closing_line(job: DatasetsJob, report: DatasetsReport) -> str:
         case StopReason.DONE if report.is_complete:
             return f"done; next: quantroute export {as_word(job.folder.path)} rows.jsonl"
         case StopReason.DONE if report.run.gave_up:
-            return f"{report.run.gave_up:,} rows failed for now; the same command tries them again"
+            return (
+                f"{counted_rows(report.run.gave_up)} failed for now; the same command tries again"
+            )
         case StopReason.DONE:
             return "the prompts are used up: add prompts or rollouts to reach every target"
         case StopReason.INTERRUPTED:

@@ -138,7 +138,7 @@ def init(
 
 def _write_preset(path: Path, name: str) -> None:
     found = find_preset(name)
-    _write_new(path, found.text)
+    _write_new(path, found.text.replace("run.toml", as_word(path)))  # in the commands it shows
     say(f"{path}: set prompts, target and cap, then `quantroute plan {as_word(path)}`")
     for line in found.estimates():
         say(line)

@@ -19,7 +19,7 @@ from quantroute.cli._output import (
     statement_data,
 )
 from quantroute.cli._rundir import RunFolder
-from quantroute.cli._wording import as_options, as_word
+from quantroute.cli._wording import as_options, as_word, counted_rows
 from quantroute.generation import RowClass, RunReport, StopReason
 from quantroute.money import format_usd
 from quantroute.report import balance_line, ledger_table
@@ -82,7 +82,9 @@ def _print_books(outcome: Outcome) -> None:
     if not billed and not posted:
         return
     if billed == posted:
-        say(f"the simulator's own bill agrees to the last digit: {format_usd(billed, places=12)}")
+        part = "" if posted == outcome.balance.posted_pusd else " of this start"
+        amount = format_usd(billed, places=12)
+        say(f"the simulator's own bill{part} agrees to the last digit: {amount}")
     else:
         say(
             f"the simulator's own bill is {format_usd(billed, places=12)}, "
@@ -110,13 +112,13 @@ def run_remarks(report: RunReport) -> list[str]:
     """What is worth knowing about a run that ended, and what to do about it."""
     remarks = []
     if report.resumed:
-        remarks.append(f"{report.resumed:,} rows were done before and not asked again")
+        remarks.append(f"{counted_rows(report.resumed)} done before and not asked again")
     if report.duplicates:
-        remarks.append(f"{report.duplicates:,} prompts repeat others and were not asked again")
+        remarks.append(f"repeated prompts that were not asked again: {report.duplicates:,}")
     if report.refused:
         remarks.append(
-            f"{report.refused:,} rows were refused and are not tried again "
-            "unless you say --retry-refused"
+            f"{counted_rows(report.refused)} refused and not tried again unless you say "
+            "--retry-refused"
         )
     if report.is_late:
         remarks.append(
@@ -124,7 +126,7 @@ def run_remarks(report: RunReport) -> list[str]:
             "requests in flight or further endpoints would help"
         )
     if report.cut_off:
-        remarks.append(f"{report.cut_off:,} rows were still in flight when time to wait was over")
+        remarks.append(f"{counted_rows(report.cut_off)} still in flight when time to wait was over")
     return remarks
 
 
@@ -134,7 +136,7 @@ def _closing_line(job: Job, report: RunReport) -> str:
     if report.stop_reason is not StopReason.DONE:
         return f"stopped: {as_options(str(report.error or report.stop_reason.value))}"
     if report.gave_up:
-        return f"{report.gave_up:,} rows failed for now; the same command tries them again"
+        return f"{counted_rows(report.gave_up)} failed for now; the same command tries again"
     return f"done; next: quantroute export {as_word(job.folder.path)} rows.jsonl"
 
 

@@ -9,7 +9,7 @@ from typing import Final
 
 from quantroute.errors import QuantrouteError, UnknownName
 
-__all__ = ["as_options", "as_word", "explain"]
+__all__ = ["as_options", "as_word", "counted_rows", "explain"]
 
 _OPTIONS: Final = {
     "accept": "--accept",
@@ -33,6 +33,11 @@ _OPEN: Final = re.compile(rf"\b({_NAMES})=\.\.\.")
 _BARE: Final = re.compile(rf"(?<!-)\b({'|'.join(name for name in _OPTIONS if '_' in name)})\b")
 #: A place in a run file, whose fields are called what the library calls them.
 _IN_RUN_FILE: Final = re.compile(r"[^\n]*\.toml:\d+: ")
+
+
+def counted_rows(number: int) -> str:
+    """`1 row`, `2,000 rows`."""
+    return f"{number:,} row{'' if number == 1 else 's'}"
 
 
 def as_word(path: Path) -> str:
