@@ -286,7 +286,9 @@ class EndpointEconomy:
         return (chosen, *(item for item in found if item is not chosen))
 
     def _spend(self, key: EndpointKey, sums: _Sums) -> float:
-        prior_pusd = sums.weight * PRIOR_ANSWERS * (self._mean_expected_pusd or 1.0)
+        if not self._mean_expected_pusd:  # no answer anywhere: a failure cost about an attempt
+            return self._pooled_spend + sums.failures / (sums.weight * PRIOR_ANSWERS)
+        prior_pusd = sums.weight * PRIOR_ANSWERS * self._mean_expected_pusd
         billed = sums.billed_pusd + prior_pusd * self._pooled_spend
         return billed / (self._expected_pusd(key, sums) + prior_pusd)
 

@@ -96,6 +96,14 @@ class AdaptiveLimit:
         self._ramp(now_s)
         return now_s >= self.paused_until_s and self.in_flight < self.limit
 
+    def grows_soon(self, now_s: float) -> bool:
+        """Whether nothing but the ramp keeps the next request: waiting costs a fraction of a second."""
+        return (
+            self._is_ramping
+            and self._limit < self.settings.ceiling
+            and (now_s >= self.paused_until_s)
+        )
+
     def retry_at_s(self, now_s: float) -> float | None:
         """When room may appear by the mere passing of time; None if only an answer can make it."""
         if now_s < self.paused_until_s:
@@ -121,7 +129,8 @@ class AdaptiveLimit:
         self._fruitless_episodes = 0
         if self._strays_allowed < _MOST_STRAYS:
             self._strays_allowed += self.settings.stray_share
-        if not self._is_ramping and self.in_flight >= 0.9 * self._limit:
+        # Beside the whole number that can be in flight: 1 of 1.4 is all there is room for.
+        if not self._is_ramping and self.in_flight >= 0.9 * self.limit:
             step = max(1.0, self.settings.increase_share * self._limit) / self._limit
             self._limit = min(self._limit + step, float(self.settings.ceiling))
 
