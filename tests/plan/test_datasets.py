@@ -30,8 +30,12 @@ from quantroute.generation import (
     DatasetRun,
     DatasetsProgress,
     DatasetsReport,
+    Feed,
+    RowClass,
     RowStore,
+    Run,
     RunSpec,
+    Shard,
     StopReason,
     load_run_spec,
     plan_run,
@@ -356,9 +360,53 @@ async def test_other_settings_of_one_dataset_are_refused(tmp_path: Path) -> None
         more = dataset(tmp_path, "a", 3, "rollouts = 2"), dataset(tmp_path, "b", 3)
         report = await run_datasets(PlanningFake(ledger), spec_of(tmp_path, *more, cap_pusd=PLENTY))
         assert report.run.finished == 6
-        other = dataset(tmp_path, "a", 3, "sampling = { seed = 1 }\nrollouts = 2"), more[1]
+        other = dataset(tmp_path, "a", 3, "sampling = { top_p = 0.5 }\nrollouts = 2"), more[1]
         with pytest.raises(ConfigurationError, match="sampling of a was"):
             await run_datasets(PlanningFake(ledger), spec_of(tmp_path, *other, cap_pusd=PLENTY))
+
+
+async def test_the_order_of_datasets_is_no_setting(tmp_path: Path) -> None:
+    """The first one's limit is nobody else's: another before it, or another order, adds rows."""
+    a = dataset(tmp_path, "a", 3)
+    b = dataset(tmp_path, "b", 3).replace("= 100", "= 60")
+    async with opened(PLENTY) as ledger:
+        for datasets, finished in (([a], 3), ([b, a], 3), ([a, b], 0)):
+            spec = spec_of(tmp_path, *datasets, cap_pusd=PLENTY)
+            report = await run_datasets(PlanningFake(ledger), spec)
+            assert report.run.finished == finished
+        other = spec_of(tmp_path, b.replace("= 60", "= 61"), a, cap_pusd=PLENTY)
+        with pytest.raises(ConfigurationError, match="max_output_tokens of b was 60"):
+            await run_datasets(PlanningFake(ledger), other)
+
+
+async def test_rollouts_with_a_seed_would_buy_one_answer_again(tmp_path: Path) -> None:
+    same = dataset(tmp_path, "a", 3, "rollouts = 2\nsampling = { seed = 7 }")
+    with pytest.raises(ConfigurationError, match=r"(?s)dataset.*2 rollouts with one seed"):
+        spec_of(tmp_path, same, cap_pusd=PLENTY)
+
+
+async def test_a_dataset_has_all_though_another_ran_out_of_money(tmp_path: Path) -> None:
+    small = f'cap_usd = "{to_usd(20 * COST_PUSD):f}"'
+    spec = spec_of(
+        tmp_path, dataset(tmp_path, "a", 5), dataset(tmp_path, "b", 50, small), cap_pusd=PLENTY
+    )
+    async with opened(PLENTY) as ledger:
+        report = await run_datasets(PlanningFake(ledger), spec)
+    assert report.stop_reason is StopReason.CAP_REACHED
+    assert [item.is_reached for item in report.datasets] == [True, False]
+
+
+async def test_a_deadline_knows_what_a_shard_and_a_redo_have_to_do(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path, dataset(tmp_path, "a", 90), cap_pusd=PLENTY, run='deadline = "10m"')
+    async with opened(PLENTY) as ledger:
+        part = await DatasetRun.prepare(PlanningFake(ledger), spec, shard=Shard(1, 3))
+        assert [feed.remaining_rows for feed in part._feeds] == [30]
+        cut = PlanningFake(ledger, lambda _: make_answer(finish_reason="length"))
+        await Run(cut, spec.config(), feeds=[Feed(prompts=spec.datasets[0].read())]).execute()
+        again = await DatasetRun.prepare(
+            PlanningFake(ledger), spec, redo=frozenset({RowClass.TRUNCATED})
+        )
+        assert [feed.remaining_rows for feed in again._feeds] == [90]
 
 
 async def test_datasets_are_asked_in_their_own_way(tmp_path: Path) -> None:

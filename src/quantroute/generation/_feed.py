@@ -123,6 +123,7 @@ class Feed:
     rows: int = field(default=0, init=False)
     """Distinct rows that its prompts gave, done before or not."""
     duplicates: int = field(default=0, init=False)
+    _missed: int = field(default=0, init=False)
     _new_rows: int = field(default=0, init=False)
     _new_tokens: int = field(default=0, init=False)
     _row_ended: asyncio.Event = field(default_factory=asyncio.Event, init=False)
@@ -135,6 +136,11 @@ class Feed:
     def is_reached(self) -> bool:
         """Whether the target is reached."""
         return self.target is not None and not self._missing(self.target)
+
+    @property
+    def has_all(self) -> bool:
+        """Whether every row of its prompts has an end of its own, be it a refusal."""
+        return self.is_read and not (self.live or self._missed or self.unpaid)
 
     @property
     def wants_more(self) -> bool:
@@ -168,11 +174,16 @@ class Feed:
     def count_end(self, end: RowState, accepted_tokens: int | None) -> None:
         """A row ended; `accepted_tokens` is None unless it is whole and good."""
         self.ended += 1
+        self._missed += end is RowState.GAVE_UP
         if end is RowState.FINISHED and accepted_tokens is not None:
             self.accepted_rows += 1
             self.accepted_tokens += accepted_tokens
             self._new_rows += 1
             self._new_tokens += accepted_tokens
+
+    def count_missed(self) -> None:
+        """A row is not had in this start: no money, or something stopped it."""
+        self._missed += 1
 
     def begin_row(self) -> None:
         """A row is under way."""

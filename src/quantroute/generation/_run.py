@@ -291,7 +291,11 @@ class Run:
             self._known.note_started(row)  # some turns may be in, should the row be tried again
             self._admission.cap_reached(feed, row, error)
         except QuantrouteError as error:
+            feed.count_missed()
             self._stopping.stop_for(error)
+        except asyncio.CancelledError:
+            feed.count_missed()
+            raise
         else:
             self._known.note_end(row)
             self._tally.ends[end] += 1

@@ -97,7 +97,7 @@ class AdaptiveLimit:
         return now_s >= self.paused_until_s and self.in_flight < self.limit
 
     def grows_soon(self, now_s: float) -> bool:
-        """Whether nothing but the ramp keeps the next request: waiting costs a fraction of a second."""
+        """Whether only the ramp keeps the next request: a wait of a fraction of a second."""
         return (
             self._is_ramping
             and self._limit < self.settings.ceiling
