@@ -402,7 +402,7 @@ async def test_an_answer_that_a_learnt_limit_has_cut_is_not_asked_with_it_again(
             return echo(request)
         asked.append(request.max_output_tokens)
         if len(asked) == 2:
-            return KeyRejected("401")
+            return KeyRejected(problem="unknown key", status=401)
         usage = TokenUsage(input_tokens=10, output_tokens=request.max_output_tokens)
         return make_answer(finish_reason="length", usage=usage)
 
