@@ -385,6 +385,19 @@ async def test_rollouts_with_a_seed_would_buy_one_answer_again(tmp_path: Path) -
         spec_of(tmp_path, same, cap_pusd=PLENTY)
 
 
+async def test_what_no_dataset_can_use_alone_is_one_sum_in_the_end(tmp_path: Path) -> None:
+    """Each of three shares ends with less than a request's worst case."""
+    names = ("a", "b", "c")
+    cap_pusd = 3 * (10 * COST_PUSD + WORST_PUSD - 1)
+    spec = spec_of(tmp_path, *(dataset(tmp_path, name, 60) for name in names), cap_pusd=cap_pusd)
+    async with opened(cap_pusd) as ledger:
+        report = await run_datasets(PlanningFake(ledger), spec)
+        left_pusd = cap_pusd - ledger.balance().posted_pusd
+    assert report.stop_reason is StopReason.CAP_REACHED
+    assert left_pusd < WORST_PUSD
+    assert sum(item.cap_pusd for item in report.datasets) <= cap_pusd
+
+
 async def test_a_dataset_has_all_though_another_ran_out_of_money(tmp_path: Path) -> None:
     small = f'cap_usd = "{to_usd(20 * COST_PUSD):f}"'
     spec = spec_of(
