@@ -45,7 +45,7 @@ from quantroute.generation import (
     take_census,
 )
 from quantroute.generation._census import known_census
-from quantroute.ledger import Account, BudgetLedger
+from quantroute.ledger import ROOT, Account, BudgetLedger
 from quantroute.money import to_usd
 from quantroute.policy import BoundPolicy, ExclusionPolicy
 from quantroute.pricing import TokenUsage
@@ -420,6 +420,37 @@ async def test_a_deadline_knows_what_a_shard_and_a_redo_have_to_do(tmp_path: Pat
             PlanningFake(ledger), spec, redo=frozenset({RowClass.TRUNCATED})
         )
         assert [feed.remaining_rows for feed in again._feeds] == [90]
+
+
+async def test_a_redo_takes_what_it_names_and_nothing_else(tmp_path: Path) -> None:
+    """Beside a reached target, and beside rows that no money was left for."""
+
+    def script(request: ChatRequest) -> Outcome:
+        number = int(str(request.messages[-1]["content"]).split()[1])
+        is_cut = number % 2 and request.max_output_tokens == 100
+        return make_answer(finish_reason="length") if is_cut else echo(request)
+
+    many = dataset(tmp_path, "a", 200, "target_rows = 10"), dataset(tmp_path, "b", 200)
+    redo = frozenset({RowClass.TRUNCATED})
+    cap_pusd = 20_000
+    async with opened(cap_pusd) as ledger:
+        first = await run_datasets(
+            PlanningFake(ledger, script), spec_of(tmp_path, *many, cap_pusd=cap_pusd)
+        )
+        cut = sum(item.rows for item in first.run.counts if item.row_class in redo)
+        assert first.stop_reason is StopReason.CAP_REACHED
+        await ledger.set_cap(ROOT, to_usd(PLENTY))
+        client = PlanningFake(ledger, script)
+        raised = [text.replace("= 100", "= 200") for text in many]
+        spec = spec_of(tmp_path, *raised, cap_pusd=PLENTY)
+        again = await (await DatasetRun.prepare(client, spec, redo=redo)).execute()
+        assert len(client.requests) == again.run.finished == cut > 20
+        assert not [item for item in again.run.counts if item.row_class in redo]
+        assert again.run.not_begun > 0
+        assert [item.is_reached for item in again.datasets] == [True, False]
+        whole = await run_datasets(PlanningFake(ledger, script), spec)
+        assert whole.is_complete  # what the redo passed over is not taken for done
+        assert by_name(whole)["b"][0] == 200
 
 
 async def test_datasets_are_asked_in_their_own_way(tmp_path: Path) -> None:

@@ -171,6 +171,8 @@ def _closing_line(job: DatasetsJob, report: DatasetsReport) -> str:
             return f"done; next: quantroute export {as_word(job.folder.path)} rows.jsonl"
         case StopReason.DONE if report.run.gave_up:
             return f"{report.run.gave_up:,} rows failed for now; the same command tries them again"
+        case StopReason.DONE if report.run.not_begun:
+            return "redone; the same command without --redo goes on with the rest"
         case StopReason.DONE:
             return "the prompts are used up: add prompts or rollouts to reach every target"
         case StopReason.INTERRUPTED:

@@ -111,6 +111,11 @@ def run_remarks(report: RunReport) -> list[str]:
     remarks = []
     if report.resumed:
         remarks.append(f"{report.resumed:,} rows were done before and not asked again")
+    if report.not_begun:
+        remarks.append(
+            f"{report.not_begun:,} rows have not been asked yet, and a redo begins none: the same "
+            "command without --redo does"
+        )
     if report.duplicates:
         remarks.append(f"{report.duplicates:,} prompts repeat others and were not asked again")
     if report.refused:

@@ -109,7 +109,7 @@ class Admission:
 
     async def _next_row(self, feed: Feed, rows: DueRows) -> RowId | None:
         """The row to begin next; None when the feed is over. Waits for rows that will decide."""
-        while not feed.is_reached:
+        while not feed.has_enough:
             if feed.shortage is not None and not await self._has_more_money(feed):
                 return None
             if feed.wants_more and feed.live < self._share():

@@ -245,7 +245,8 @@ class DatasetRun:
                 source=hashes.get(item.name),
                 accepted_rows=accepted.get(item.name, Accepted()).rows,
                 accepted_tokens=accepted.get(item.name, Accepted()).output_tokens,
-                planned_rows=_part(item.planned_rows + again[item.name], shard),
+                planned_rows=_part(again[item.name] + (0 if redo else item.planned_rows), shard),
+                is_redo=bool(redo),
             )
             for item in plan.datasets
         ]

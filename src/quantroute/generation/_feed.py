@@ -100,6 +100,7 @@ class Feed:
         purse: asked when the dataset's own cap is reached; without one that ends the dataset.
         accepted_rows, accepted_tokens: what earlier starts have brought.
         planned_rows: rows to end in this start, if there is no target; for deadlines.
+        is_redo: rows are had anew, whether the target is reached or not.
     """
 
     prompts: Iterable[Prompt]
@@ -111,6 +112,7 @@ class Feed:
     accepted_rows: int = 0
     accepted_tokens: int = 0
     planned_rows: int | None = None
+    is_redo: bool = False
     answers: int = field(default=0, init=False)
     output_tokens: int = field(default=0, init=False)
     ended: int = field(default=0, init=False)
@@ -138,6 +140,11 @@ class Feed:
         return self.target is not None and not self._missing(self.target)
 
     @property
+    def has_enough(self) -> bool:
+        """Whether no further row is wanted."""
+        return self.is_reached and not self.is_redo
+
+    @property
     def has_all(self) -> bool:
         """Whether every row of its prompts has an end of its own, be it a refusal."""
         return self.is_read and not (self.live or self._missed or self.unpaid)
@@ -145,7 +152,7 @@ class Feed:
     @property
     def wants_more(self) -> bool:
         """Whether the target needs more rows than those under way can be expected to bring."""
-        if self.target is None:
+        if self.target is None or self.is_redo:
             return True
         missing = self._missing(self.target)
         expected = self.target.expected_per_row(
@@ -158,7 +165,7 @@ class Feed:
         """Rows that have yet to end, those under way included; None if nobody knows."""
         if self.is_over or self.is_read:
             return float(self.live)
-        if self.target is not None:
+        if self.target is not None and not self.is_redo:
             per_row = self.target.expected_per_row(
                 ended=self.ended, rows=self._new_rows, output_tokens=self._new_tokens
             )
