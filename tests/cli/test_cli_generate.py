@@ -60,19 +60,6 @@ def test_the_cap_is_kept_from_last_time_and_nothing_is_asked_twice() -> None:
     assert "bill" not in again.out
 
 
-def test_a_renamed_folder_is_told_and_buys_nothing_again() -> None:
-    write_prompts(Path("a.jsonl"), 2)
-    asked = ("generate", "a.jsonl", "--simulate", "--cap", "1", "--out")
-    assert quantroute(*asked, "run").code == 0
-    Path("run").rename("kept")
-    ended = quantroute(*asked, "kept")
-    assert ended.code == 2
-    assert "holds run 'run'" in ended.err
-    assert "Rename it back" in ended.err
-    assert len(stored("kept")) == 2  # what is there can be had all the same
-    assert quantroute("status", "kept", "--json").data["rows"][0]["rows"] == 2
-
-
 def test_a_new_prompt_file_extends_the_run() -> None:
     write_prompts(Path("b3.jsonl"), 2)
     Path("b4.txt").write_text("One question?\nAnother one?\n")

@@ -133,17 +133,16 @@ async def _write_file(
     partial: bool,
     overwrite: bool,
 ) -> ExportReport:
-    name = folder.stored_name()
     async with folder.reading() as shards:
         return await export_rows(
             shards.rows,
-            run=name,
+            run=folder.name,
             path=path,
             format="parquet" if form is Form.PARQUET else "jsonl" if form is Form.JSONL else None,
             classes=chosen,
             partial=partial,
             overwrite=overwrite,
-            without=await _failed(shards.rows, name, drop_failed),
+            without=await _failed(shards.rows, folder.name, drop_failed),
             statement=await shards.statement(),
         )
 
@@ -158,14 +157,13 @@ async def _write_dataset(
     title: str | None,
     overwrite: bool,
 ) -> DatasetReport:
-    name = folder.stored_name()
     async with folder.reading() as shards:
         return await export_dataset(
             shards.rows,
-            run=name,
+            run=folder.name,
             path=path,
             classes=chosen,
-            without=await _failed(shards.rows, name, drop_failed),
+            without=await _failed(shards.rows, folder.name, drop_failed),
             statement=await shards.statement(),
             license=license,
             title=title,

@@ -184,7 +184,7 @@ async def _open_and_run(
     bound: BoundPolicy,
     reserve: StatisticalReserve | None,
 ) -> Outcome:
-    job.folder.check_run()
+    job.folder.check_division()
     async with (
         job.folder.opening(job.hard_cap) as ledger,
         Client(

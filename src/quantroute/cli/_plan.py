@@ -151,7 +151,7 @@ async def opened_client(
     async with AsyncExitStack() as stack:
         ledger: BudgetLedger | SharedLedger = BudgetLedger.in_memory(cap=cap)
         if spends:
-            folder.check_run()
+            folder.check_division()
             ledger = folder.opening(cap)
         elif folder.store.exists():
             ledger = BudgetLedger.open(folder.store)

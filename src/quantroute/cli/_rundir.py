@@ -10,14 +10,7 @@ from typing import Final
 from urllib.parse import urldefrag
 
 from quantroute.errors import ConfigurationError, DatasetError
-from quantroute.generation import (
-    RowStore,
-    Shard,
-    ShardedRows,
-    run_name,
-    run_stores,
-    stored_run_names,
-)
+from quantroute.generation import RowStore, Shard, ShardedRows, run_name, run_stores
 from quantroute.ledger import (
     ROOT,
     Balance,
@@ -123,32 +116,12 @@ class RunFolder:
             )
         return stores[0]
 
-    def stored_name(self) -> str:
-        """The name of the run as it was begun, should the folder have been renamed since.
+    def check_division(self) -> None:
+        """Refuse to divide a run otherwise than it was begun: rows would be bought twice.
 
         Raises:
-            DatasetError: there is no run in that folder.
+            ConfigurationError: there are files of another division in the folder.
         """
-        names = stored_run_names(self.stores()[0])
-        return names[0] if len(names) == 1 else self.name
-
-    def check_run(self) -> None:
-        """Refuse to go on with files of another run, or divided otherwise: it would buy all again.
-
-        Raises:
-            ConfigurationError: the folder was renamed, or begun with another division.
-        """
-        self._check_division()
-        if self.store.exists():
-            names = stored_run_names(self.store)
-            if names and self.name not in names:
-                raise ConfigurationError(
-                    f"{self.store} holds run {names[-1]!r}, and would buy all its rows again as "
-                    f"{self.name!r}: a run's folder keeps its name. Rename it back to go on, or "
-                    "begin in another one (--out, or `out` in a run file)"
-                )
-
-    def _check_division(self) -> None:
         if not self.path.exists():
             return
         alike = f"-of-{self.shard.count:03d}" if self.shard and self.ledger_url else ""

@@ -67,18 +67,19 @@ def status(
         tuple[EndpointQuality, ...],
         tuple[RowFailures, ...],
     ]:
-        name = folder.stored_name()
         async with folder.reading() as shards:
             await shards.rows.prepare()
-            stored = await shards.rows.run(name)
+            stored = await shards.rows.run(folder.name)
             counts = await shards.rows.counts(stored.run_id)
             qualities = merged_qualities(
                 [
-                    await read_qualities(file, run=name, run_id=run_id)
+                    await read_qualities(file, run=folder.name, run_id=run_id)
                     for file, run_id in zip(shards.ledgers, shards.rows.run_ids, strict=True)
                 ]
                 if isinstance(shards.rows, ShardedRows)
-                else [await read_qualities(shards.ledgers[0], run=name, run_id=stored.run_id)]
+                else [
+                    await read_qualities(shards.ledgers[0], run=folder.name, run_id=stored.run_id)
+                ]
             )
             failures = tuple(
                 [item for f in shards.ledgers for item in await read_failures(f, run=folder.name)]

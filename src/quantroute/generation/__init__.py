@@ -23,7 +23,7 @@ from quantroute.generation._export import ExportReport, export_rows
 from quantroute.generation._failures import RowFailures, read_failures
 from quantroute.generation._feed import Feed, FeedProgress, Purse, Target
 from quantroute.generation._hybrid import Way, compare_ways
-from quantroute.generation._look import Onlooker, RunLook, Speeds, merged_looks, stored_run_names
+from quantroute.generation._look import Onlooker, RunLook, Speeds, merged_looks
 from quantroute.generation._measure import (
     Accepted,
     Standing,
@@ -135,7 +135,6 @@ __all__ = [
     "read_failures",
     "read_prompts",
     "quality_alarms",
-    "stored_run_names",
     "stratum_of",
     "read_qualities",
     "read_rows",

@@ -36,7 +36,7 @@ from quantroute.ledger import (
 )
 from quantroute.storage import is_locked
 
-__all__ = ["Onlooker", "RunLook", "Speeds", "merged_looks", "stored_run_names"]
+__all__ = ["Onlooker", "RunLook", "Speeds", "merged_looks"]
 
 #: Samples per endpoint: quartiles are then within a hundredth or so of their rank.
 _MOST_SAMPLES: Final = 4_096
@@ -153,7 +153,10 @@ class Onlooker:
         return any(map(is_locked, lock_files(self.path, run)))
 
     def _run(self, connection: sqlite3.Connection) -> StoredRun:
-        runs = _runs(connection)
+        try:
+            runs = read_runs(connection)
+        except sqlite3.OperationalError:  # a ledger alone, or a run that has only just begun
+            runs = ()
         named = [run for run in runs if run.name == self.name]
         if not named and self.name is not None and len(runs) != 1:
             known = ", ".join(run.name for run in runs) or "none"
@@ -184,23 +187,6 @@ class Onlooker:
             kept.append(value)
         elif (place := self._random.randrange(seen)) < _MOST_SAMPLES:
             kept[place] = value
-
-
-def stored_run_names(path: Path) -> tuple[str, ...]:
-    """The names of the runs in a file, oldest first; none if it is a ledger alone.
-
-    Raises:
-        JournalError: the file cannot be read as a run's.
-    """
-    with journal_reader(path) as connection:
-        return tuple(run.name for run in _runs(connection))
-
-
-def _runs(connection: sqlite3.Connection) -> tuple[StoredRun, ...]:
-    try:
-        return read_runs(connection)
-    except sqlite3.OperationalError:  # a ledger alone, or a run that has only just begun
-        return ()
 
 
 def merged_looks(looks: Sequence[RunLook]) -> RunLook:
