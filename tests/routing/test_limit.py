@@ -102,6 +102,28 @@ def test_a_cut_with_few_in_flight_is_grown_out_of(in_flight: int) -> None:
     assert limit.limit == 100
 
 
+def test_a_strict_time_that_is_over_is_left_within_minutes() -> None:
+    """From three to two hundred in twenty windows of answers, half a minute each; not in eighty."""
+    limit = loaded(AdaptiveLimit(settings(initial=16, ceiling=500)), 5)
+    limit.rate_limited(sent_at_s=0.0, now_s=0.1, retry_after_s=None)
+    for _ in range(5):
+        limit.returned()
+    seen = []
+    for _ in range(20):
+        loaded(limit, limit.limit - limit.in_flight)
+        for _ in range(limit.limit):
+            limit.succeeded()
+        seen.append(limit.limit)
+    assert seen[2] <= 6  # with care at first
+    assert seen[-1] > 200
+    limit.rate_limited(sent_at_s=1.0, now_s=2.0, retry_after_s=None)
+    cut = limit.limit
+    loaded(limit, cut - limit.in_flight)
+    for _ in range(cut):
+        limit.succeeded()
+    assert limit.limit <= 1.06 * cut  # and with care again after the next cut
+
+
 def test_the_limit_never_falls_below_one() -> None:
     limit = loaded(AdaptiveLimit(settings(initial=1, ceiling=1)), 1)
     for episode in range(5):
