@@ -110,8 +110,8 @@ def test_a_strict_time_that_is_over_is_left_within_minutes() -> None:
         limit.returned()
     seen = []
     for _ in range(20):
-        loaded(limit, limit.limit - limit.in_flight)
         for _ in range(limit.limit):
+            loaded(limit, limit.limit - limit.in_flight)
             limit.succeeded()
         seen.append(limit.limit)
     assert seen[2] <= 6  # with care at first
