@@ -274,7 +274,7 @@ class DatasetRun:
                 on_progress(DatasetsProgress(run=progress, datasets=feeds))
 
         report = await self._run.execute(show)
-        return DatasetsReport(plan=self.plan, run=report, datasets=tuple(self._outcomes(report)))
+        return DatasetsReport(plan=self.plan, run=report, datasets=tuple(self._outcomes()))
 
     def request_stop(self) -> None:
         """Admit nothing more and drain what is in flight; call it on the run's event loop."""
@@ -291,7 +291,7 @@ class DatasetRun:
         with self._run.install_signal_handlers(signals, on_stopping=on_stopping):
             yield
 
-    def _outcomes(self, report: RunReport) -> Iterator[DatasetOutcome]:
+    def _outcomes(self) -> Iterator[DatasetOutcome]:
         caps_pusd = self._purse.caps_pusd
         for feed, item in zip(self._feeds, self.plan.datasets, strict=True):
             account = account_of(self._run.config, item.name)
