@@ -86,7 +86,7 @@ class Shard:
         return number % self.count == self.index
 
     def share(self, whole: int) -> int:
-        """This shard's part of a whole number, at least 1; the parts of all make up the whole."""
+        """This shard's part of a whole number: all parts make up the whole, but none is below 1."""
         part, rest = divmod(whole, self.count)
         return max(1, part + (self.index < rest))
 

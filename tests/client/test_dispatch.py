@@ -61,6 +61,26 @@ async def test_a_full_endpoint_does_not_block_those_who_want_another() -> None:
     blocked.cancel()
 
 
+async def test_many_who_want_a_paused_endpoint_block_nobody_else() -> None:
+    """Long prompts that fit one endpoint, which rests for a minute; the others fit both."""
+    dispatcher = Dispatcher(Router(100, limits=LimitSettings(initial=8, ceiling=8)), SystemClock())
+    paused, free = candidate("a"), candidate("b")
+    lease = await dispatcher.acquire([paused])
+    dispatcher.release(lease, Feedback.RATE_LIMITED, retry_after_s=60.0)
+    long = [asyncio.ensure_future(dispatcher.acquire([paused])) for _ in range(20)]
+    both = [asyncio.ensure_future(dispatcher.acquire([paused, free])) for _ in range(10)]
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert [turn.done() for turn in both] == [True] * 8 + [False] * 2
+    assert dispatcher.waiting == 22
+    dispatcher.release(both[0].result(), Feedback.SUCCESS)
+    await asyncio.sleep(0)
+    assert sum(turn.done() for turn in both) == 9
+    for turn in (*long, *both):
+        turn.cancel()
+    dispatcher.close()
+
+
 async def test_a_pause_ends_by_itself() -> None:
     hand = dispatcher(max_in_flight=10)
     lease = await hand.acquire([candidate("a")])

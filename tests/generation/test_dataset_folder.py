@@ -113,6 +113,15 @@ async def test_the_library_reads_what_was_written(tmp_path: Path) -> None:
     assert json.loads(first["turns"][0]["precision"])["quantization"] == "int4"
 
 
+async def test_datasets_whose_names_would_become_one_stay_two(tmp_path: Path) -> None:
+    """Of a hidden name one that is not, of `default` one that the readers have not taken."""
+    prompts, config = several("_a", "x_a", "default", "default-set")
+    report = await exported(tmp_path / "set", prompts, config=config)
+    assert len({Path(file.path).parent for file in report.files}) == 4
+    names = {item["config_name"] for item in front_matter(report)["configs"]}
+    assert names == {"default", "_a", "x_a", "default-set", "default-set-"}
+
+
 async def test_each_dataset_is_a_configuration_and_the_default_has_all(tmp_path: Path) -> None:
     prompts, config = several("b3", "default")
     report = await exported(tmp_path / "set", prompts, config=config)

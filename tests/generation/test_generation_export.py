@@ -324,3 +324,24 @@ def test_a_damaged_file_is_named_by_line(tmp_path: Path) -> None:
     assert next(rows) == {"id": "a"}
     with pytest.raises(DatasetError, match=r"rows\.jsonl:2"):
         next(rows)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+async def test_an_export_that_fails_leaves_the_one_before_as_it_was(tmp_path: Path) -> None:
+    """The last group of a Parquet file is written at its end."""
+    pytest.importorskip("pyarrow")
+    script = by_question(**{"question 1.0": make_answer("lone \ud800")})
+    given: dict[str, Any] = {"run": "run", "path": tmp_path / "rows.parquet", "partial": True}
+    wanted = frozenset({RowClass.GOOD, RowClass.ERROR})
+    async with BudgetLedger.in_memory(cap="1") as ledger:
+        rows = RowStore(ledger.store)
+        await Run(FakeClient(ledger, script), make_config(), make_prompts(1)).execute()
+        await export_rows(rows, classes=wanted, **given)
+        before = contents(tmp_path)
+        await Run(FakeClient(ledger, script), make_config(), make_prompts(2)).execute()
+        with pytest.raises(ConfigurationError, match="lone surrogates"):
+            await export_rows(rows, classes=wanted, overwrite=True, **given)
+    assert contents(tmp_path) == before

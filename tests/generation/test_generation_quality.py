@@ -74,6 +74,46 @@ def test_each_shape_has_its_class(
     assert bool(judgement.details) == (expected is not RowClass.GOOD)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[THINK]hm[/THINK]yes",
+        "<seed:think>hm</seed:think>yes",
+        "<|channel|>analysis<|message|>hm<|end|>yes",
+        "<thinking>hm</thinking>yes",
+        "<thought>\nhm\n</thought>\nyes",
+        "hm</seed:think>yes",
+    ],
+)
+def test_thinking_leaks_in_the_spelling_of_other_templates(text: str) -> None:
+    judged = classify(make_answer(text), sampling=Sampling())
+    assert judged.row_class is RowClass.LEAKED_THINKING
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Use this:\n```python\nre.sub(r'<think>.*?</think>', '', text)\n```\nDone.",
+        "Take what follows the `</think>` tag.",
+        "```python\ntext.split('</think>')[-1]\n```",
+        "A <thinking> person's <reasoning> is not in tags.",
+    ],
+)
+def test_think_tags_in_code_are_talk(text: str) -> None:
+    assert classify(make_answer(text), sampling=Sampling()).row_class is RowClass.GOOD
+
+
+def test_a_leak_that_holds_code_is_a_leak() -> None:
+    text = "First `x`:\n```\ny\n```\nso</think>\nThe answer is `z`."
+    judged = classify(make_answer(text), sampling=Sampling())
+    assert judged.row_class is RowClass.LEAKED_THINKING
+
+
+@pytest.mark.parametrize("text", ["\u200b", "\ufeff\n", " \u2060\u200d "])
+def test_what_nobody_sees_is_empty(text: str) -> None:
+    assert classify(make_answer(text), sampling=Sampling()).row_class is RowClass.EMPTY
+
+
 def test_talk_about_think_tags_is_no_leak_when_the_prompt_began_it() -> None:
     answer = make_answer("Put the plan between <think> and </think>, then answer.")
     asked = ["How do I use <think> tags?"]

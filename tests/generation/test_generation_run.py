@@ -16,6 +16,7 @@ import pytest
 
 from generation.fakes import (
     COST_PUSD,
+    WORST_PUSD,
     FakeClient,
     Outcome,
     Script,
@@ -47,7 +48,8 @@ from quantroute.generation import (
     read_prompts,
 )
 from quantroute.ledger import ROOT, Account, BudgetLedger
-from quantroute.money import NO_CAP
+from quantroute.money import NO_CAP, to_usd
+from quantroute.pricing import TokenUsage
 from sqlite_support import database
 
 LENGTH = "length"
@@ -388,6 +390,28 @@ async def test_a_resumed_run_knows_the_lengths_of_its_answers() -> None:
         client = FakeClient(ledger)
         await Run(client, make_config(), make_prompts(71)).execute()
     assert [request.max_output_tokens for request in client.requests] == [21]  # 1.05 x 20
+
+
+async def test_an_answer_that_a_learnt_limit_has_cut_is_not_asked_with_it_again() -> None:
+    """The first start ends between the cut answer and the next try, with money still short."""
+    asked: list[int] = []
+
+    def script(request: ChatRequest) -> Outcome:
+        is_long = request.messages[-1]["content"] == "question 100.0"
+        if not is_long:
+            return echo(request)
+        asked.append(request.max_output_tokens)
+        if len(asked) == 2:
+            return KeyRejected(problem="unknown key", status=401)
+        usage = TokenUsage(input_tokens=10, output_tokens=request.max_output_tokens)
+        return make_answer(finish_reason="length", usage=usage)
+
+    prompts = make_prompts(101)
+    async with BudgetLedger.in_memory(cap=to_usd(101 * COST_PUSD + 4 * WORST_PUSD)) as ledger:
+        for _ in range(2):
+            await Run(FakeClient(ledger, script), make_config(), prompts).execute()
+    cut, refused, again = asked[:3]
+    assert cut < refused == again < make_config().max_output_tokens
 
 
 async def test_a_reached_cap_ends_the_reading_of_prompts() -> None:

@@ -30,8 +30,12 @@ from quantroute.generation import (
     DatasetRun,
     DatasetsProgress,
     DatasetsReport,
+    Feed,
+    RowClass,
     RowStore,
+    Run,
     RunSpec,
+    Shard,
     StopReason,
     load_run_spec,
     plan_run,
@@ -41,7 +45,7 @@ from quantroute.generation import (
     take_census,
 )
 from quantroute.generation._census import known_census
-from quantroute.ledger import Account, BudgetLedger
+from quantroute.ledger import ROOT, Account, BudgetLedger
 from quantroute.money import to_usd
 from quantroute.policy import BoundPolicy, ExclusionPolicy
 from quantroute.pricing import TokenUsage
@@ -356,9 +360,97 @@ async def test_other_settings_of_one_dataset_are_refused(tmp_path: Path) -> None
         more = dataset(tmp_path, "a", 3, "rollouts = 2"), dataset(tmp_path, "b", 3)
         report = await run_datasets(PlanningFake(ledger), spec_of(tmp_path, *more, cap_pusd=PLENTY))
         assert report.run.finished == 6
-        other = dataset(tmp_path, "a", 3, "sampling = { seed = 1 }\nrollouts = 2"), more[1]
+        other = dataset(tmp_path, "a", 3, "sampling = { top_p = 0.5 }\nrollouts = 2"), more[1]
         with pytest.raises(ConfigurationError, match="sampling of a was"):
             await run_datasets(PlanningFake(ledger), spec_of(tmp_path, *other, cap_pusd=PLENTY))
+
+
+async def test_the_order_of_datasets_is_no_setting(tmp_path: Path) -> None:
+    """The first one's limit is nobody else's: another before it, or another order, adds rows."""
+    a = dataset(tmp_path, "a", 3)
+    b = dataset(tmp_path, "b", 3).replace("= 100", "= 60")
+    async with opened(PLENTY) as ledger:
+        for datasets, finished in (([a], 3), ([b, a], 3), ([a, b], 0)):
+            spec = spec_of(tmp_path, *datasets, cap_pusd=PLENTY)
+            report = await run_datasets(PlanningFake(ledger), spec)
+            assert report.run.finished == finished
+        other = spec_of(tmp_path, b.replace("= 60", "= 61"), a, cap_pusd=PLENTY)
+        with pytest.raises(ConfigurationError, match="max_output_tokens of b was 60"):
+            await run_datasets(PlanningFake(ledger), other)
+
+
+async def test_rollouts_with_a_seed_would_buy_one_answer_again(tmp_path: Path) -> None:
+    same = dataset(tmp_path, "a", 3, "rollouts = 2\nsampling = { seed = 7 }")
+    with pytest.raises(ConfigurationError, match=r"(?s)dataset.*2 rollouts with one seed"):
+        spec_of(tmp_path, same, cap_pusd=PLENTY)
+
+
+async def test_what_no_dataset_can_use_alone_is_one_sum_in_the_end(tmp_path: Path) -> None:
+    """Each of three shares ends with less than a request's worst case."""
+    names = ("a", "b", "c")
+    cap_pusd = 3 * (10 * COST_PUSD + WORST_PUSD - 1)
+    spec = spec_of(tmp_path, *(dataset(tmp_path, name, 60) for name in names), cap_pusd=cap_pusd)
+    async with opened(cap_pusd) as ledger:
+        report = await run_datasets(PlanningFake(ledger), spec)
+        left_pusd = cap_pusd - ledger.balance().posted_pusd
+    assert report.stop_reason is StopReason.CAP_REACHED
+    assert left_pusd < WORST_PUSD
+    assert sum(item.cap_pusd for item in report.datasets) <= cap_pusd
+
+
+async def test_a_dataset_has_all_though_another_ran_out_of_money(tmp_path: Path) -> None:
+    small = f'cap_usd = "{to_usd(20 * COST_PUSD):f}"'
+    spec = spec_of(
+        tmp_path, dataset(tmp_path, "a", 5), dataset(tmp_path, "b", 50, small), cap_pusd=PLENTY
+    )
+    async with opened(PLENTY) as ledger:
+        report = await run_datasets(PlanningFake(ledger), spec)
+    assert report.stop_reason is StopReason.CAP_REACHED
+    assert [item.is_reached for item in report.datasets] == [True, False]
+
+
+async def test_a_deadline_knows_what_a_shard_and_a_redo_have_to_do(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path, dataset(tmp_path, "a", 90), cap_pusd=PLENTY, run='deadline = "10m"')
+    async with opened(PLENTY) as ledger:
+        part = await DatasetRun.prepare(PlanningFake(ledger), spec, shard=Shard(1, 3))
+        assert [feed.remaining_rows for feed in part._feeds] == [30]
+        cut = PlanningFake(ledger, lambda _: make_answer(finish_reason="length"))
+        await Run(cut, spec.config(), feeds=[Feed(prompts=spec.datasets[0].read())]).execute()
+        again = await DatasetRun.prepare(
+            PlanningFake(ledger), spec, redo=frozenset({RowClass.TRUNCATED})
+        )
+        assert [feed.remaining_rows for feed in again._feeds] == [90]
+
+
+async def test_a_redo_takes_what_it_names_and_nothing_else(tmp_path: Path) -> None:
+    """Beside a reached target, and beside rows that no money was left for."""
+
+    def script(request: ChatRequest) -> Outcome:
+        number = int(str(request.messages[-1]["content"]).split()[1])
+        is_cut = number % 2 and request.max_output_tokens == 100
+        return make_answer(finish_reason="length") if is_cut else echo(request)
+
+    many = dataset(tmp_path, "a", 200, "target_rows = 10"), dataset(tmp_path, "b", 200)
+    redo = frozenset({RowClass.TRUNCATED})
+    cap_pusd = 20_000
+    async with opened(cap_pusd) as ledger:
+        first = await run_datasets(
+            PlanningFake(ledger, script), spec_of(tmp_path, *many, cap_pusd=cap_pusd)
+        )
+        cut = sum(item.rows for item in first.run.counts if item.row_class in redo)
+        assert first.stop_reason is StopReason.CAP_REACHED
+        await ledger.set_cap(ROOT, to_usd(PLENTY))
+        client = PlanningFake(ledger, script)
+        raised = [text.replace("= 100", "= 200") for text in many]
+        spec = spec_of(tmp_path, *raised, cap_pusd=PLENTY)
+        again = await (await DatasetRun.prepare(client, spec, redo=redo)).execute()
+        assert len(client.requests) == again.run.finished == cut > 20
+        assert not [item for item in again.run.counts if item.row_class in redo]
+        assert again.run.not_begun > 0
+        assert [item.is_reached for item in again.datasets] == [True, False]
+        whole = await run_datasets(PlanningFake(ledger, script), spec)
+        assert whole.is_complete  # what the redo passed over is not taken for done
+        assert by_name(whole)["b"][0] == 200
 
 
 async def test_datasets_are_asked_in_their_own_way(tmp_path: Path) -> None:

@@ -22,6 +22,17 @@ def usd(amount_pusd: int) -> float:
     return amount_pusd / PUSD_PER_USD
 
 
+def test_a_cap_below_one_hold_affords_nothing() -> None:
+    """Four answers would cost less, but the first is not sent without its worst case."""
+    plan = make_plan(demand(rows=4), cap_pusd=10**10)
+    (item,) = plan.datasets
+    assert item.cost_low_pusd < 10**10 < item.hold_pusd
+    assert (item.affordable_tokens, item.affordable_rows, item.reached) == (0, 0, 0.0)
+    assert not plan.fits
+    assert plan.least_cap_pusd == item.hold_pusd
+    assert make_plan(demand(rows=4), cap_pusd=plan.least_cap_pusd).fits
+
+
 def test_the_missions_sixty_million_tokens_for_a_hundred_dollars() -> None:
     """Output alone is $132 at $2.20; with a quarter as much input the cap affords 7.2M for each."""
     plan = make_plan(*(demand(name, target_output_tokens=TEN_MILLION) for name in MISSION))

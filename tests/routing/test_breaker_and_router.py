@@ -51,6 +51,30 @@ def test_an_answer_between_failures_starts_the_count_anew() -> None:
     assert breaker.state is BreakerState.CLOSED
 
 
+def test_fast_faults_among_slow_answers_are_no_outage() -> None:
+    """Twenty in two thousand fail at once, while the first answer takes half a minute."""
+    breaker = Breaker(BreakerSettings())
+    for _ in range(2_000):
+        breaker.sent()
+    assert not any(breaker.failed(sent_at_s=0.0, now_s=0.2, problem="503") for _ in range(20))
+    breaker.succeeded()
+    for number in range(8):  # then nothing but faults: whatever is sent comes back as one
+        breaker.sent()
+        is_open = breaker.failed(sent_at_s=40.0, now_s=41.0, problem="503")
+        assert is_open is (number == 7)
+
+
+def test_what_tells_nothing_does_not_dilute_faults() -> None:
+    breaker = Breaker(BreakerSettings())
+    for _ in range(500):
+        breaker.sent()
+        breaker.abandoned(sent_at_s=0.0)  # 429s, cancelled requests
+    for _ in range(8):
+        breaker.sent()
+        breaker.failed(sent_at_s=1.0, now_s=1.1, problem="503")
+    assert breaker.state is BreakerState.OPEN
+
+
 def test_one_probe_at_a_time_and_longer_pauses_after_failed_probes() -> None:
     breaker = opened(Breaker(BreakerSettings(failures=1, pause_s=4.0, max_pause_s=100.0)))
     breaker.sent()
@@ -91,6 +115,34 @@ def test_cheapest_is_filled_first_then_spills_to_the_next() -> None:
     leases = [router.acquire(candidates, 0.0) for _ in range(5)]
     tags = [lease.candidate.endpoint.tag if lease else None for lease in leases]
     assert tags == ["cheap", "cheap", "dear", "dear", None]
+
+
+def test_the_first_wave_waits_for_the_cheapest_to_ramp_up() -> None:
+    """It doubles in a quarter of a second; an answer of the dearer one is paid for good."""
+    router = Router(max_in_flight=10, limits=LimitSettings(initial=4, ceiling=8))
+    found = in_order([candidate("cheap", 1), candidate("dear", 5)])
+    leases = [router.acquire(found, 0.0) for _ in range(4)]
+    assert {lease.candidate.endpoint.tag for lease in leases if lease} == {"cheap"}
+    assert router.acquire(found, 0.1) is None
+    assert router.retry_at_s(found, 0.1) == 0.25
+    assert router.with_room(found, 0.1) == []
+    tags = [lease.candidate.endpoint.tag for _ in range(6) if (lease := router.acquire(found, 0.3))]
+    assert tags == ["cheap"] * 4 + ["dear"] * 2
+
+
+def test_nobody_waits_for_an_endpoint_that_refuses_or_fails() -> None:
+    limits = LimitSettings(initial=1, ceiling=8, stray_share=0.0)
+    router = Router(max_in_flight=10, limits=limits, breakers=BreakerSettings(failures=1))
+    found = in_order([candidate("a", 1), candidate("b", 2), candidate("c", 3)])
+    first = router.acquire(found, 0.0)
+    assert first is not None
+    router.release(first, Feedback.FAULT, now_s=0.1, problem="503")
+    second = router.acquire(found, 0.1)
+    assert second is not None
+    router.release(second, Feedback.RATE_LIMITED, now_s=0.2)
+    third = router.acquire(found, 0.2)
+    assert third is not None
+    assert third.candidate.endpoint.tag == "c"
 
 
 def test_the_account_limit_holds_over_all_endpoints() -> None:

@@ -130,6 +130,16 @@ def test_one_bad_row_condemns_nobody() -> None:
     assert economy.factor(CHEAP) < 1.15 * economy.factor(DEAR)
 
 
+def test_a_paid_failure_before_the_first_answer_condemns_nobody() -> None:
+    """Failures come back before answers: the whole first wave would go to the dearer one."""
+    economy = EndpointEconomy()
+    economy.wasted(CHEAP, billed_pusd=2_000_000_000)
+    assert 1.0 < economy.factor(CHEAP) / economy.factor(DEAR) < 1.1
+    for _ in range(20):
+        economy.wasted(CHEAP, billed_pusd=2_000_000_000)
+    assert economy.factor(CHEAP) / economy.factor(DEAR) > 1.9
+
+
 def test_paid_attempts_without_an_answer_count() -> None:
     economy = EndpointEconomy()
     for _ in range(100):

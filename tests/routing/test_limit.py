@@ -88,6 +88,42 @@ def test_growth_needs_use() -> None:
     assert limit.limit > before
 
 
+@pytest.mark.parametrize("in_flight", range(1, 13))
+def test_a_cut_with_few_in_flight_is_grown_out_of(in_flight: int) -> None:
+    """0.7 of two is 1.4, of which one can be in use; that is all of it."""
+    limit = loaded(AdaptiveLimit(settings(initial=16, ceiling=100)), in_flight)
+    limit.rate_limited(sent_at_s=0.0, now_s=0.1, retry_after_s=None)
+    for _ in range(in_flight):
+        limit.returned()
+    for _ in range(10_000):  # an answer, and whatever there is room for
+        loaded(limit, limit.limit - limit.in_flight)
+        limit.succeeded()
+        limit.returned()
+    assert limit.limit == 100
+
+
+def test_a_strict_time_that_is_over_is_left_within_minutes() -> None:
+    """From three to two hundred in twenty windows of answers, half a minute each; not in eighty."""
+    limit = loaded(AdaptiveLimit(settings(initial=16, ceiling=500)), 5)
+    limit.rate_limited(sent_at_s=0.0, now_s=0.1, retry_after_s=None)
+    for _ in range(5):
+        limit.returned()
+    seen = []
+    for _ in range(20):
+        for _ in range(limit.limit):
+            loaded(limit, limit.limit - limit.in_flight)
+            limit.succeeded()
+        seen.append(limit.limit)
+    assert seen[2] <= 6  # with care at first
+    assert seen[-1] > 200
+    limit.rate_limited(sent_at_s=1.0, now_s=2.0, retry_after_s=None)
+    cut = limit.limit
+    loaded(limit, cut - limit.in_flight)
+    for _ in range(cut):
+        limit.succeeded()
+    assert limit.limit <= 1.06 * cut  # and with care again after the next cut
+
+
 def test_the_limit_never_falls_below_one() -> None:
     limit = loaded(AdaptiveLimit(settings(initial=1, ceiling=1)), 1)
     for episode in range(5):

@@ -173,6 +173,8 @@ def _closing_line(job: DatasetsJob, report: DatasetsReport) -> str:
             return (
                 f"{counted_rows(report.run.gave_up)} failed for now; the same command tries again"
             )
+        case StopReason.DONE if report.run.not_begun:
+            return "redone; the same command without --redo goes on with the rest"
         case StopReason.DONE:
             return "the prompts are used up: add prompts or rollouts to reach every target"
         case StopReason.INTERRUPTED:

@@ -105,8 +105,8 @@ def generate(
         list[str] | None,
         typer.Option(
             metavar="CLASS",
-            help="Have rows of this class again, e.g. truncated with a higher "
-            "--max-output-tokens; repeatable.",
+            help="Have rows of this class again, and begin no others, e.g. truncated with a "
+            "higher --max-output-tokens; repeatable.",
         ),
     ] = None,
     retry_refused: Annotated[

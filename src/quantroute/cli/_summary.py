@@ -113,6 +113,11 @@ def run_remarks(report: RunReport) -> list[str]:
     remarks = []
     if report.resumed:
         remarks.append(f"{counted_rows(report.resumed)} done before and not asked again")
+    if report.not_begun:
+        remarks.append(
+            f"{counted_rows(report.not_begun)} not asked yet, and a redo begins none: the same "
+            "command without --redo does"
+        )
     if report.duplicates:
         remarks.append(f"repeated prompts that were not asked again: {report.duplicates:,}")
     if report.refused:

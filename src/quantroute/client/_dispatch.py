@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import heapq
+import itertools
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, NamedTuple
 
 from quantroute.clock import Clock
 from quantroute.domain import EndpointKey
@@ -18,35 +20,44 @@ from quantroute.routing import Candidate, Feedback, Lease, Router
 
 __all__ = ["Dispatcher"]
 
-# A waiter that cannot be placed does not block others with other endpoints, but the search for one
-# that can is bounded: with one model all want the same endpoints, so the first look decides.
-_LOOK_AHEAD: Final = 4
+
+class _Waiter(NamedTuple):
+    number: int
+    turn: asyncio.Future[Lease]
+    candidates: Sequence[Candidate]
 
 
 class Dispatcher:
-    """Hands out leases; used from one event loop."""
+    """Hands out leases; used from one event loop.
+
+    Those who want the same endpoints stand in one line: if its first cannot be placed, nobody of it
+    can. Lines do not block each other, and there are few; the longest waiting goes first.
+    """
 
     def __init__(self, router: Router, clock: Clock) -> None:
         self.router = router
         self._clock = clock
-        self._waiting: deque[tuple[asyncio.Future[Lease], Sequence[Candidate]]] = deque()
+        self._lines: dict[frozenset[EndpointKey], deque[_Waiter]] = {}  # none of them empty
+        self._numbers = itertools.count()
         self._feeders: deque[asyncio.Future[None]] = deque()
         self._timer: asyncio.TimerHandle | None = None
 
     @property
     def waiting(self) -> int:
         """Requests that want a lease and have none."""
-        return len(self._waiting)
+        return sum(map(len, self._lines.values()))
 
     async def acquire(self, candidates: Sequence[Candidate]) -> Lease:
         """A lease at one of `candidates`, which are in order of preference. Waits in line."""
-        if not self._waiting:
+        if not self._lines:
             lease = self.router.acquire(candidates, self._clock.now_s())
             if lease is not None:
                 return lease
         turn: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
-        self._waiting.append((turn, candidates))
-        self._serve()  # arms the timer; with look-ahead it may even be our turn
+        endpoints = frozenset([item.endpoint.key for item in candidates])
+        line = self._lines.setdefault(endpoints, deque())
+        line.append(_Waiter(next(self._numbers), turn, candidates))
+        self._serve()  # arms the timer; it may even be our turn, if others want other endpoints
         try:
             return await turn
         except asyncio.CancelledError:
@@ -92,13 +103,15 @@ class Dispatcher:
 
     @property
     def _has_slot(self) -> bool:
-        return not self._waiting and self.router.in_flight < self.router.max_in_flight
+        return not self._lines and self.router.in_flight < self.router.max_in_flight
 
     def abort(self, reason: Exception) -> None:
         """Raise `reason` in everybody who waits, for a lease or for a slot."""
-        waiting: list[asyncio.Future[Any]] = [turn for turn, _ in self._waiting]
+        waiting: list[asyncio.Future[Any]] = [
+            waiter.turn for line in self._lines.values() for waiter in line
+        ]
         waiting += self._feeders
-        self._waiting.clear()
+        self._lines.clear()
         self._feeders.clear()
         self.close()
         for turn in waiting:
@@ -117,24 +130,36 @@ class Dispatcher:
             self._timer = None
 
     def _serve(self) -> None:
-        if not self._waiting:  # nearly always
+        if not self._lines:  # nearly always
             self.close()
             self._wake_feeders()
             return
         now_s = self._clock.now_s()
-        skipped: list[tuple[asyncio.Future[Lease], Sequence[Candidate]]] = []
-        while self._waiting and len(skipped) < _LOOK_AHEAD:
-            turn, candidates = self._waiting.popleft()
-            if turn.done():  # cancelled while waiting
-                continue
-            lease = self.router.acquire(candidates, now_s)
-            if lease is None:
-                skipped.append((turn, candidates))
+        heads = [(line[0].number, endpoints) for endpoints, line in self._lines.items()]
+        heapq.heapify(heads)  # by number, of which there are no two alike
+        while heads:
+            _, endpoints = heads[0]
+            line = self._lines[endpoints]
+            if not self._serve_first(line, now_s):
+                heapq.heappop(heads)
+            elif line:
+                heapq.heapreplace(heads, (line[0].number, endpoints))
             else:
-                turn.set_result(lease)
-        self._waiting.extendleft(reversed(skipped))
+                heapq.heappop(heads)
+                del self._lines[endpoints]
         self._wake_feeders()
         self._arm(now_s)
+
+    def _serve_first(self, line: deque[_Waiter], now_s: float) -> bool:
+        """Whether the first of a line has gone: with a lease, or long ago."""
+        first = line[0]
+        if not first.turn.done():  # else cancelled while waiting
+            lease = self.router.acquire(first.candidates, now_s)
+            if lease is None:
+                return False
+            first.turn.set_result(lease)
+        line.popleft()
+        return True
 
     def _wake_feeders(self) -> None:
         # All of them: whoever is woken may have been cancelled, or may have nothing to send, and
@@ -147,11 +172,10 @@ class Dispatcher:
     def _arm(self, now_s: float) -> None:
         """One timer, for the earliest moment at which time alone makes room."""
         self.close()
-        looked_at = [self._waiting[index] for index in range(min(len(self._waiting), _LOOK_AHEAD))]
         moments = [
             moment
-            for _, candidates in looked_at
-            if (moment := self.router.retry_at_s(candidates, now_s)) is not None
+            for line in self._lines.values()
+            if (moment := self.router.retry_at_s(line[0].candidates, now_s)) is not None
         ]
         if moments:
             delay_s = max(0.001, min(moments) - now_s)

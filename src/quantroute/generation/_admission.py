@@ -101,7 +101,7 @@ class Admission:
             feed.unpaid.append(row)
             feed.shortage = error
             return
-        self._tally.skipped += 1
+        self._skip(feed)
         if error.account == account:
             self._stopping.capped.setdefault(account, error)
         else:
@@ -109,13 +109,13 @@ class Admission:
 
     async def _next_row(self, feed: Feed, rows: DueRows) -> RowId | None:
         """The row to begin next; None when the feed is over. Waits for rows that will decide."""
-        while not feed.is_reached:
+        while not feed.has_enough:
             if feed.shortage is not None and not await self._has_more_money(feed):
                 return None
             if feed.wants_more and feed.live < self._share():
                 row = feed.unpaid.popleft() if feed.unpaid else await rows.next()
                 if row is not None:
-                    if self._may_pay(row):
+                    if self._may_pay(feed, row):
                         return row
                     continue
                 feed.is_read = True
@@ -139,12 +139,16 @@ class Admission:
         self._tally.skipped += len(feed.unpaid)
         return False
 
-    def _may_pay(self, row: RowId) -> bool:
+    def _may_pay(self, feed: Feed, row: RowId) -> bool:
         """Whether there is money for it; else it is skipped."""
         if account_of(self._config, row.prompt.dataset) not in self._stopping.capped:
             return True
-        self._tally.skipped += 1
+        self._skip(feed)
         return False
+
+    def _skip(self, feed: Feed) -> None:
+        self._tally.skipped += 1
+        feed.count_missed()
 
     def _all_rows(self, feed: Feed) -> Iterator[RowId]:
         """Every row of the feed's prompts, done or not."""

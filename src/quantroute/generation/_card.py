@@ -84,6 +84,8 @@ class CardSubject:
             for file in self.files:
                 # A configuration of that name is the default one, whatever the card says.
                 name = "default-set" if file.dataset == _DEFAULT else file.dataset
+                while name != file.dataset and name in self.totals.datasets:
+                    name += "-"
                 found.setdefault(name, []).append(file)
         return found
 

@@ -18,6 +18,7 @@ __all__ = [
     "DatasetSettings",
     "Mode",
     "RunConfig",
+    "check_rollouts",
     "config_difference",
     "describe_difference",
     "is_extension",
@@ -28,6 +29,7 @@ __all__ = [
 #: Locks and ledgers on a server are called after their run; a file's name may have 255 bytes.
 _LONGEST_NAME_BYTES: Final = 100
 _GROWING: Final = ("rollouts", "datasets", "settings")
+_OVERRIDDEN: Final = frozenset({"max_output_tokens", "sampling", "rollouts"})
 #: After these there is nothing (or nothing valid) that could stand in a conversation's history.
 _DEAD_ENDS: Final = frozenset(
     {
@@ -61,6 +63,19 @@ class Mode(enum.Enum):
         if sampling.reasoning or sampling.reasoning_effort is not None:
             return cls.THINKING
         return cls.DEFAULT
+
+
+def check_rollouts(rollouts: int, sampling: Sampling) -> None:
+    """Refuse to pay for one answer several times.
+
+    Raises:
+        ConfigurationError: several rollouts would be asked for with one seed.
+    """
+    if rollouts > 1 and sampling.seed is not None:
+        raise ConfigurationError(
+            f"{rollouts} rollouts with one seed ask for the same answer each time: leave seed out, "
+            "or set rollouts to 1"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +144,7 @@ class RunConfig:
             )
         if self.rollouts < 1:
             raise ConfigurationError(f"rollouts must be at least 1, not {self.rollouts}")
+        check_rollouts(self.rollouts, self.sampling)
         if dead_ends := self.continue_after & _DEAD_ENDS:
             names = ", ".join(sorted(item.value for item in dead_ends))
             raise ConfigurationError(f"a conversation cannot continue after {names}")
@@ -202,12 +218,22 @@ class RunConfig:
 def config_difference(
     stored: Mapping[str, Any], wanted: Mapping[str, Any]
 ) -> dict[str, tuple[Any, Any]]:
-    """The settings that differ, as name -> (stored, wanted)."""
+    """The settings that differ, as name -> (stored, wanted).
+
+    Where every dataset has settings of its own, the run's decide nothing: in a run file they are
+    those of whichever dataset stands first.
+    """
+    unused = _OVERRIDDEN if all(map(_is_all_overridden, (stored, wanted))) else ()
     return {
         name: (stored.get(name), wanted.get(name))
         for name in wanted
-        if stored.get(name) != wanted.get(name)
+        if stored.get(name) != wanted.get(name) and name not in unused
     }
+
+
+def _is_all_overridden(identity: Mapping[str, Any]) -> bool:
+    datasets = set(identity.get("datasets") or ())
+    return bool(datasets) and datasets <= (identity.get("settings") or {}).keys()
 
 
 def is_extension(difference: Mapping[str, tuple[Any, Any]]) -> bool:

@@ -113,12 +113,17 @@ class Conversation:
     _account: Account = field(init=False)
     _chain: list[TurnRecord] = field(default_factory=list, init=False)
     _cut_at_tokens: int | None = field(default=None, init=False)
+    _least_tokens: int = field(default=0, init=False)
+    """Of the next answer's limit, as an earlier start has seen a smaller one cut it."""
 
     def __post_init__(self) -> None:
         self._account = account_of(self.config, self.row.prompt.dataset)
         if self.done is not None:
             keep = self.config.continue_after - self.redo
             self._chain.extend(takewhile(lambda turn: turn.row_class in keep, self.done.turns))
+            following = self.done.turns[len(self._chain) : len(self._chain) + 1]
+            if following and following[0].row_class is RowClass.TRUNCATED:
+                self._least_tokens = self.limits.after_cut(following[0].max_output_tokens) or 0
 
     @property
     def accepted_tokens(self) -> int | None:
@@ -193,11 +198,12 @@ class Conversation:
         if self.limits.is_plenty_for(input_tokens):
             return self.limits.full_tokens
         *above, own = map(self.client.ledger.balance, lineage(self._account))
-        return self.limits.choose(
+        chosen = self.limits.choose(
             quote=await self.client.quote(self.config.model, self.config.sampling),
             input_tokens=input_tokens,
             remaining_pusd=remaining_pusd(own, above, datasets=self.limits.datasets()),
         )
+        return max(chosen, self._least_tokens)
 
     def _messages(self, turn: int) -> tuple[Message, ...]:
         """System prompt, then question and own answer in turns, then the question of this turn."""
@@ -247,7 +253,7 @@ class Conversation:
             return self.rows.turn_work(
                 self.run_id, self.row, record, state=RowState.OPEN, row_class=None
             )
-        self._cut_at_tokens = None
+        self._cut_at_tokens, self._least_tokens = None, 0
         # Not told of answers that a limit of ours has cut: that is no fault of the endpoint.
         self.on_verdict(record)
         self.client.judged(

@@ -201,6 +201,8 @@ class _Shards:
     def _named(self, *, is_one: bool) -> Iterator[DatasetFile]:
         for dataset, shards in sorted(self._closed.items()):
             home = _DATA if is_one else f"{_DATA}/{_folder_name(dataset)}"
+            while (self.folder / home).exists():  # that letter may make it another's name
+                home += "-"
             (self.folder / home).mkdir(parents=True)
             for shard in shards:
                 path = f"{home}/train-{shard.number:05d}-of-{len(shards):05d}.parquet"

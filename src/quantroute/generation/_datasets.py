@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -25,6 +26,7 @@ from quantroute.generation._planner import make_plan
 from quantroute.generation._prompts import Prompt
 from quantroute.generation._purse import DatasetCap, FixedPurse, SharedPurse
 from quantroute.generation._quality import RowClass
+from quantroute.generation._records import RowState
 from quantroute.generation._report import Progress, RunReport, StopReason
 from quantroute.generation._rows import RowStore
 from quantroute.generation._run import DEFAULT_DRAIN_S, Run
@@ -232,6 +234,7 @@ class DatasetRun:
         if shard is not None:
             accepted = await read_accepted(client.ledger.store, spec.name, shard)
             fixed = FixedPurse(client.ledger, _caps(spec, plan), name=spec.name)
+        again = await _rows_again(rows, spec.name, redo, retry_refused=retry_refused)
         hashes = {source.name: source.sha256 for source in config.sources}
         feeds = [
             Feed(
@@ -242,7 +245,8 @@ class DatasetRun:
                 source=hashes.get(item.name),
                 accepted_rows=accepted.get(item.name, Accepted()).rows,
                 accepted_tokens=accepted.get(item.name, Accepted()).output_tokens,
-                planned_rows=item.planned_rows,
+                planned_rows=_part(again[item.name] + (0 if redo else item.planned_rows), shard),
+                is_redo=bool(redo),
             )
             for item in plan.datasets
         ]
@@ -270,7 +274,7 @@ class DatasetRun:
                 on_progress(DatasetsProgress(run=progress, datasets=feeds))
 
         report = await self._run.execute(show)
-        return DatasetsReport(plan=self.plan, run=report, datasets=tuple(self._outcomes(report)))
+        return DatasetsReport(plan=self.plan, run=report, datasets=tuple(self._outcomes()))
 
     def request_stop(self) -> None:
         """Admit nothing more and drain what is in flight; call it on the run's event loop."""
@@ -287,16 +291,15 @@ class DatasetRun:
         with self._run.install_signal_handlers(signals, on_stopping=on_stopping):
             yield
 
-    def _outcomes(self, report: RunReport) -> Iterator[DatasetOutcome]:
+    def _outcomes(self) -> Iterator[DatasetOutcome]:
         caps_pusd = self._purse.caps_pusd
-        is_done = report.stop_reason is StopReason.DONE
         for feed, item in zip(self._feeds, self.plan.datasets, strict=True):
             account = account_of(self._run.config, item.name)
             yield DatasetOutcome(
                 name=item.name,
                 accepted_rows=feed.accepted_rows,
                 accepted_tokens=feed.accepted_tokens,
-                is_reached=feed.is_reached if feed.target else is_done and feed.is_read,
+                is_reached=feed.is_reached if feed.target else feed.has_all,
                 cap_pusd=caps_pusd[item.name],
                 spent_pusd=self._client.ledger.balance(account).posted_pusd,
             )
@@ -342,7 +345,7 @@ async def probe_run(
         Feed(prompts=_spread(item, each + (number < rest)), dataset=item.name, rollouts=1)
         for number, item in enumerate(plan.datasets)
     ]
-    run = Run(client, spec.config(), feeds=feeds, clock=clock)
+    run = Run(client, spec.config(), feeds=feeds, elastic_limits=spec.elastic_limits, clock=clock)
     return await run.execute()
 
 
@@ -351,6 +354,26 @@ def _spread(item: DatasetPlan, count: int) -> Iterator[Prompt]:
     total = item.census.prompts
     chosen = {number * total // count for number in range(min(count, total))} if count else set()
     return (prompt for number, prompt in enumerate(item.spec.read()) if number in chosen)
+
+
+async def _rows_again(
+    rows: RowStore, run: str, redo: Set[RowClass], *, retry_refused: bool
+) -> Counter[str]:
+    """Rows per dataset that count as done, and are to be had anew."""
+    found = Counter[str]()
+    stored = next((item for item in await rows.runs() if item.name == run), None)
+    if stored is None or not (redo or retry_refused):
+        return found
+    for count in await rows.counts(stored.run_id):
+        is_refused = count.state is RowState.REFUSED
+        if retry_refused if is_refused else count.row_class in redo:
+            found[count.dataset] += count.rows
+    return found
+
+
+def _part(rows: int, shard: Shard | None) -> int:
+    """A shard's part of so many rows."""
+    return rows if shard is None or not rows else shard.share(rows)
 
 
 def _target(item: DatasetPlan, shard: Shard | None = None) -> Target | None:

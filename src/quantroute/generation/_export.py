@@ -94,6 +94,7 @@ async def export_rows(
         if partial_path is not None:
             rest = JsonlWriter(HashingFile(stack.enter_context(atomic_file(partial_path))))
         content = await _write_all(rows, stored, choice, writer, rest, totals)
+        writer.close()  # what cannot be written fails here, with everything as it was before
         # An old manifest must not stand beside the new file, not even for a moment.
         manifest_path.unlink(missing_ok=True)
     report = ExportReport(

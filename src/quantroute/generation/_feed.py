@@ -100,6 +100,7 @@ class Feed:
         purse: asked when the dataset's own cap is reached; without one that ends the dataset.
         accepted_rows, accepted_tokens: what earlier starts have brought.
         planned_rows: rows to end in this start, if there is no target; for deadlines.
+        is_redo: rows are had anew, whether the target is reached or not.
     """
 
     prompts: Iterable[Prompt]
@@ -111,6 +112,7 @@ class Feed:
     accepted_rows: int = 0
     accepted_tokens: int = 0
     planned_rows: int | None = None
+    is_redo: bool = False
     answers: int = field(default=0, init=False)
     output_tokens: int = field(default=0, init=False)
     ended: int = field(default=0, init=False)
@@ -123,6 +125,7 @@ class Feed:
     rows: int = field(default=0, init=False)
     """Distinct rows that its prompts gave, done before or not."""
     duplicates: int = field(default=0, init=False)
+    _missed: int = field(default=0, init=False)
     _new_rows: int = field(default=0, init=False)
     _new_tokens: int = field(default=0, init=False)
     _row_ended: asyncio.Event = field(default_factory=asyncio.Event, init=False)
@@ -137,9 +140,19 @@ class Feed:
         return self.target is not None and not self._missing(self.target)
 
     @property
+    def has_enough(self) -> bool:
+        """Whether no further row is wanted."""
+        return self.is_reached and not self.is_redo
+
+    @property
+    def has_all(self) -> bool:
+        """Whether every row of its prompts has an end of its own, be it a refusal."""
+        return self.is_read and not (self.live or self._missed or self.unpaid)
+
+    @property
     def wants_more(self) -> bool:
         """Whether the target needs more rows than those under way can be expected to bring."""
-        if self.target is None:
+        if self.target is None or self.is_redo:
             return True
         missing = self._missing(self.target)
         expected = self.target.expected_per_row(
@@ -152,7 +165,7 @@ class Feed:
         """Rows that have yet to end, those under way included; None if nobody knows."""
         if self.is_over or self.is_read:
             return float(self.live)
-        if self.target is not None:
+        if self.target is not None and not self.is_redo:
             per_row = self.target.expected_per_row(
                 ended=self.ended, rows=self._new_rows, output_tokens=self._new_tokens
             )
@@ -168,11 +181,16 @@ class Feed:
     def count_end(self, end: RowState, accepted_tokens: int | None) -> None:
         """A row ended; `accepted_tokens` is None unless it is whole and good."""
         self.ended += 1
+        self._missed += end is RowState.GAVE_UP
         if end is RowState.FINISHED and accepted_tokens is not None:
             self.accepted_rows += 1
             self.accepted_tokens += accepted_tokens
             self._new_rows += 1
             self._new_tokens += accepted_tokens
+
+    def count_missed(self) -> None:
+        """A row is not had in this start: no money, or something stopped it."""
+        self._missed += 1
 
     def begin_row(self) -> None:
         """A row is under way."""

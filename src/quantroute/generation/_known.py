@@ -34,7 +34,8 @@ class KnownRows:
     """What is known of the rows of one run; `sift` takes each row once.
 
     Args:
-        redo: classes of finished rows that are to be had anew.
+        redo: classes of finished rows that are to be had anew; then no row is begun that the store
+            does not know, unless it knows none.
         retry_refused: rows that the service refused are to be had too.
         batch_rows: rows to look up at once.
     """
@@ -46,6 +47,8 @@ class KnownRows:
     run_id: int = field(default=-1, init=False)
     resumed: int = field(default=0, init=False)
     duplicates: int = field(default=0, init=False)
+    not_begun: int = field(default=0, init=False)
+    """Prompts passed over as their rows are new, and others are to be redone."""
     done_before: int = field(default=0, init=False)
     """Rows that were done when this start began."""
     _marks: set[bytes] = field(default_factory=set, init=False)
@@ -53,6 +56,7 @@ class KnownRows:
     _started: set[bytes] = field(default_factory=set, init=False)
     _seen: bytearray = field(default_factory=bytearray, init=False)  # a bit per old row, by its id
     _must_ask: bool = field(default=False, init=False)
+    _takes_new: bool = field(default=True, init=False)
     _asking: int = field(default=0, init=False)
 
     async def open(self, run_id: int) -> None:
@@ -65,6 +69,7 @@ class KnownRows:
         )
         if counts:
             self._must_ask = True
+            self._takes_new = not self.redo
             self._seen = bytearray(await self.rows.last_row_id() // 8 + 1)
 
     @property
@@ -123,6 +128,10 @@ class KnownRows:
         if mark in self._marks or (standing is not None and self._was_seen(standing.row_id)):
             self.duplicates += 1
             feed.duplicates += 1
+            return False
+        if standing is None and not self._takes_new:
+            self.not_begun += 1
+            feed.count_missed()
             return False
         feed.rows += 1
         if standing is None:

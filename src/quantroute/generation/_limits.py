@@ -23,13 +23,21 @@ from quantroute.ledger import Balance
 from quantroute.money import NO_CAP
 from quantroute.pricing import Quote
 
-__all__ = ["LENGTHS_KEPT", "LengthModel", "OutputLimits", "Ordinary", "remaining_pusd"]
+__all__ = [
+    "LEAST_SEEN",
+    "LENGTHS_KEPT",
+    "LengthModel",
+    "OutputLimits",
+    "Ordinary",
+    "remaining_pusd",
+]
 
 #: Share of answers that a learned limit lets through. From the arithmetic in 0007: at 0.95 about
 #: one percent of a cap of twenty waves goes into answers that are cut and asked for again.
 _QUANTILE: Final = 0.95
 _MARGIN: Final = 1.05
-_LEAST_SEEN: Final = 64
+#: Before so many answers nothing is learnt, and the full limit is asked with.
+LEAST_SEEN: Final = 64
 #: Answers of a dataset that are looked at.
 LENGTHS_KEPT: Final = 2_048
 _REFRESH_EVERY: Final = 64
@@ -65,7 +73,7 @@ class LengthModel:
 
     def ordinary(self) -> Ordinary | None:
         """What to expect of an answer; None until enough have been seen."""
-        if len(self._seen) < _LEAST_SEEN:
+        if len(self._seen) < LEAST_SEEN:
             return None
         if self._ordinary is None or self._since_sorted >= _REFRESH_EVERY:
             ordered = sorted(self._seen)

@@ -6,7 +6,6 @@ of how fast answers came; each look reads those that are new.
 
 from __future__ import annotations
 
-import glob
 import random
 import sqlite3
 from collections import Counter
@@ -26,6 +25,7 @@ from quantroute.generation._qualities import EndpointQuality, merged_qualities
 from quantroute.generation._quality import RowClass
 from quantroute.generation._records import RowCounts, RowState, StoredRun
 from quantroute.generation._row_sql import read_counts, read_runs
+from quantroute.generation._run_lock import lock_files
 from quantroute.ledger import (
     Moment,
     StatementLine,
@@ -150,9 +150,7 @@ class Onlooker:
 
     def _is_live(self, run: str) -> bool:
         """Whether anybody works on the run, or on a part of it, in this file."""
-        store = self.path.resolve()  # locks lie beside the file itself, not beside a link to it
-        begin = glob.escape(f"{store.name}.run-{run}")
-        return any(map(is_locked, store.parent.glob(f"{begin}*.lock")))
+        return any(map(is_locked, lock_files(self.path, run)))
 
     def _run(self, connection: sqlite3.Connection) -> StoredRun:
         try:

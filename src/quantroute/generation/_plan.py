@@ -66,7 +66,8 @@ class DatasetPlan:
             included; `..._at_dearest` if all went to the dearest. `affordable_ends` are rows of any
             class.
         hold_pusd: set aside for one request until its bill is known: the worst case at the
-            cheapest endpoint, for a prompt of mean length. `admitted` requests fit at once.
+            cheapest endpoint, for a prompt of mean length. `admitted` requests fit at once;
+            `can_begin` whether one does, now or with the lower limits of a run with many answers.
     """
 
     spec: DatasetSpec
@@ -98,6 +99,7 @@ class DatasetPlan:
     affordable_ends: int
     hold_pusd: int
     admitted: int
+    can_begin: bool
 
     @property
     def name(self) -> str:
@@ -118,8 +120,13 @@ class DatasetPlan:
 
     @property
     def is_afforded(self) -> bool:
-        """Whether the cap covers the planned rows at the cheapest endpoint."""
-        return self.share_pusd >= self.cost_low_pusd
+        """Whether the cap covers the planned rows at the cheapest endpoint, and the first hold."""
+        return self.share_pusd >= self.cost_low_pusd and self.can_begin
+
+    @property
+    def least_pusd(self) -> int:
+        """What it takes to have the planned rows: their cost, and no less than one hold."""
+        return self.cost_low_pusd if self.can_begin else max(self.cost_low_pusd, self.hold_pusd)
 
     @property
     def reached(self) -> float:
@@ -161,8 +168,13 @@ class Plan:
 
     @property
     def cost_low_pusd(self) -> int:
-        """Everything at the cheapest endpoints, what is spent included: the least sensible cap."""
+        """Everything at the cheapest endpoints, what is spent included."""
         return self.spent_pusd + sum(item.cost_low_pusd for item in self.datasets)
+
+    @property
+    def least_cap_pusd(self) -> int:
+        """The least cap that covers all planned rows, what is spent included."""
+        return self.spent_pusd + sum(item.least_pusd for item in self.datasets)
 
     @property
     def cost_high_pusd(self) -> int:

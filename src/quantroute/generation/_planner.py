@@ -23,6 +23,7 @@ from quantroute.domain import Endpoint, EndpointKey
 from quantroute.errors import ConfigurationError, NoEligibleEndpoint
 from quantroute.generation._allocation import Allocation, Claim, allocate, share_out
 from quantroute.generation._census import Census
+from quantroute.generation._limits import LEAST_SEEN
 from quantroute.generation._plan import DatasetPlan, Demand, Plan, PlannedEndpoint
 from quantroute.money import cost_pusd
 
@@ -206,7 +207,11 @@ class _Work:
             )
             for endpoint in self.endpoints
         )
-        part = _ratio(share_pusd, low_pusd)
+        can_begin = (
+            not self.requests or grant_pusd >= hold_pusd or demand.expectation.answers >= LEAST_SEEN
+        )
+        part = _ratio(share_pusd, low_pusd) if can_begin else 0.0
+        part_at_dearest = _ratio(share_pusd, high_pusd) if can_begin else 0.0
         price = min(_output_price(endpoint) for endpoint in self.endpoints)
         earlier = demand.accepted
         total_tokens = demand.spec.target_output_tokens or (
@@ -243,11 +248,12 @@ class _Work:
             cap_pusd=demand.spent_pusd + grant_pusd,
             affordable_tokens=earlier.output_tokens + math.floor(part * self.accepted_tokens),
             affordable_tokens_at_dearest=earlier.output_tokens
-            + math.floor(_ratio(share_pusd, high_pusd) * self.accepted_tokens),
+            + math.floor(part_at_dearest * self.accepted_tokens),
             affordable_rows=earlier.rows + math.floor(part * good_rows),
             affordable_ends=demand.ended_rows + math.floor(part * self.planned_rows),
             hold_pusd=hold_pusd,
             admitted=grant_pusd // hold_pusd if hold_pusd else self.requests,
+            can_begin=can_begin,
         )
 
     def _extreme(self, choose: Callable[..., Endpoint]) -> Endpoint:

@@ -3,7 +3,8 @@
 The rule. At the start each dataset's account gets a cap; together they are what the run's cap has
 left. When a dataset ends, its cap is lowered to what it used, and the difference goes to those
 still under way by the same rule of allocation. A cap is never lowered while its dataset runs.
-Whoever reaches his cap waits for others to end; when all who are left wait, no more will come.
+Whoever reaches his cap waits for others to end. When all who are left wait, they end one after the
+other, so that what does not suffice for a request of each is one sum for those who remain.
 
 None of this guards the money: the run's own cap is the ledger's root, and it refuses by itself.
 """
@@ -41,6 +42,7 @@ class SharedPurse:
         self._caps = {item.claim.name: item.cap_pusd for item in caps}
         self._active = set(self._caps)
         self._waiting: set[str] = set()
+        self._leaving: set[str] = set()
         self._left_pusd = 0
         self._changed = asyncio.Condition()
 
@@ -65,20 +67,32 @@ class SharedPurse:
             self._changed.notify_all()
             try:
                 await self._changed.wait_for(
-                    lambda: self._caps[dataset] > above_pusd or self._active <= self._waiting
+                    lambda: self._caps[dataset] > above_pusd or self._next_to_leave() == dataset
                 )
             finally:
                 self._waiting.discard(dataset)
             if self._caps[dataset] > above_pusd:
                 return True
             self._active.discard(dataset)
-            self._changed.notify_all()
+            self._leaving.add(dataset)
             return False
+
+    def _next_to_leave(self) -> str | None:
+        """Who of those that all wait goes first; None while anybody may still leave money."""
+        if self._leaving or not self._active <= self._waiting:
+            return None
+        return max(self._active, key=self._place, default=None)
+
+    def _place(self, name: str) -> tuple[bool, int, str]:
+        claim = self._claims[name]
+        is_full = claim.limit_pusd is not None and self._caps[name] >= claim.limit_pusd
+        return is_full, claim.priority if self._rule is Allocation.PRIORITY else 0, name
 
     async def close(self, dataset: str) -> None:
         """Lower the dataset's cap to what it used and pass the rest on."""
         async with self._changed:
             self._active.discard(dataset)
+            self._leaving.discard(dataset)
             balance = self._ledger.balance(self._accounts[dataset])
             used_pusd = balance.posted_pusd + balance.pending_pusd
             freed_pusd = max(0, self._caps[dataset] - used_pusd)

@@ -56,8 +56,14 @@ _SUSPICIOUS_SCORE: Final = 0.75
 _CERTAIN_SCORE: Final = 0.94
 _SMALL_BYTES: Final = 4_096
 
-_OPENER: Final = re.compile(r"<think>|◁think▷")
-_CLOSER: Final = re.compile(r"</think>|◁/think▷")
+#: As chat templates spell it: DeepSeek, Qwen and Kimi; Kimi-VL; Magistral; Seed-OSS; gpt-oss.
+_OPENER: Final = re.compile(r"<think>|◁think▷|\[THINK\]|<seed:think>|<\|channel\|>analysis")
+_CLOSER: Final = re.compile(r"</think>|◁/think▷|\[/THINK\]|</seed:think>")
+_WITHIN_TAGS: Final = ("think", "THINK", "<|channel|>")
+#: Words that tags are made of elsewhere too: a leak only as the beginning of an answer.
+_BEGINNING: Final = re.compile(r"\s*<(thinking|thought|reasoning)>.*?</\1>", re.DOTALL)
+_CODE: Final = re.compile(r"```.*?```|`[^`\n]*`", re.DOTALL)
+_INVISIBLE: Final = "\u200b\u200c\u200d\u2060\ufeff"
 
 
 def classify(answer: Answer, *, sampling: Sampling, asked: Sequence[str] = ()) -> Judgement:
@@ -123,7 +129,7 @@ def _findings(answer: Answer, sampling: Sampling, asked: Sequence[str]) -> dict[
             found[RowClass.REFUSED] = "stopped by a content filter"
         case _:
             pass
-    if not answer.content.strip():
+    if not answer.content.strip().strip(_INVISIBLE):
         if (answer.reasoning or "").strip():
             found[RowClass.REASONING_ONLY] = "reasoning without an answer"
         else:
@@ -159,14 +165,18 @@ def _is_leaked(content: str, asked: Sequence[str]) -> bool:
 
     A tag at the very start, or an end tag without its beginning, is a leak in any case: that is
     what a template mistake looks like. Tags elsewhere are one unless the prompt brought them up.
+    Tags in code are talk.
     """
-    if "think" not in content:
-        return False
-    opener, closer = _OPENER.search(content), _CLOSER.search(content)
-    if opener is None and closer is None:
+    if _BEGINNING.match(content):
+        return True
+    if not any(word in content for word in _WITHIN_TAGS):
         return False
     if _OPENER.match(content.lstrip()):
         return True
+    prose = _CODE.sub("", content)
+    opener, closer = _OPENER.search(prose), _CLOSER.search(prose)
+    if opener is None and closer is None:
+        return False
     if closer is not None and (opener is None or closer.start() < opener.start()):
         return True
     return not any(_OPENER.search(text) or _CLOSER.search(text) for text in asked)

@@ -101,6 +101,7 @@ class RunReport:
     `counts` and `spent_pusd` (posted, pico-dollars) are of the whole run, all starts together;
     the other figures are of this start. `strays` are stored rows that no prompt of this start asked
     for (the prompt file was changed); None if not all prompts were read, or the run is a shard.
+    `not_begun` prompts were passed over, since a redo begins no new rows.
     `cut_off` rows were still under way when the time to drain was over; what was in flight the
     ledger holds as unknown.
     `attendance` says what the key had spent before and after, and which charges were found out
@@ -126,6 +127,7 @@ class RunReport:
     endpoints: tuple[EndpointQuality, ...] = ()
     alarms: tuple[QualityAlarm, ...] = ()
     deadline_s: float | None = None
+    not_begun: int = 0
 
     @property
     def is_late(self) -> bool:

@@ -71,7 +71,8 @@ class Run:
         source: a name for exactly what `prompts` yields; see `Feed`.
         feeds: instead of `prompts`: datasets with targets and purses of their own, read at the same
             time, each with its share of the rows under way.
-        redo: classes of finished rows to be had anew. The old answers stay as earlier revisions.
+        redo: classes of finished rows to be had anew, and no new ones beside them. The old answers
+            stay as earlier revisions.
         retry_refused: ask again for rows that the service refused.
         drain_s: how long requests in flight may take to end when the run is stopped.
         elastic_limits: reserve less per request while money is short for the asked concurrency, by
@@ -291,7 +292,11 @@ class Run:
             self._known.note_started(row)  # some turns may be in, should the row be tried again
             self._admission.cap_reached(feed, row, error)
         except QuantrouteError as error:
+            feed.count_missed()
             self._stopping.stop_for(error)
+        except asyncio.CancelledError:
+            feed.count_missed()
+            raise
         else:
             self._known.note_end(row)
             self._tally.ends[end] += 1
@@ -388,6 +393,8 @@ class Run:
         tally = self._tally
         if self._stopping.error or tally.skipped or tally.ends[RowState.GAVE_UP]:
             return
+        if self._known.not_begun:
+            return
         await self._readings(stored).note(self._feeds)
 
     def _readings(self, stored: StoredRun) -> Readings:
@@ -444,6 +451,7 @@ class Run:
             gave_up=tally.ends[RowState.GAVE_UP],
             skipped=tally.skipped,
             cut_off=tally.cut_off,
+            not_begun=self._known.not_begun,
             strays=self._strays(tally),
             counts=await self._rows.counts(stored.run_id),
             spent_pusd=self.client.ledger.balance(Account(stored.name)).posted_pusd,

@@ -11,7 +11,20 @@ from quantroute._shard import Shard
 from quantroute.errors import JournalError
 from quantroute.storage import MEMORY, FileLock, is_locked
 
-__all__ = ["locked_run"]
+__all__ = ["lock_files", "locked_run"]
+
+
+def lock_files(path: Path, name: str) -> list[Path]:
+    """The lock files of run `name` and of its shards, beside the store at `path`."""
+    store = path.resolve()  # by whatever link it is opened
+    begin = f"{store.name}.run-{name}"
+    found = store.parent.glob(f"{glob.escape(begin)}*.lock")
+    # Not those of a run whose name begins like this one's.
+    return [item for item in found if _is_of(item.name.removeprefix(begin))]
+
+
+def _is_of(rest: str) -> bool:
+    return rest == ".lock" or rest.startswith(".shard-")
 
 
 @contextlib.contextmanager
@@ -29,10 +42,8 @@ def locked_run(path: str, name: str, shard: Shard | None) -> Iterator[None]:
     part = "" if shard is None else f".{shard.folder}"
     with FileLock(store.with_name(f"{begin}{part}.lock")) as mine:
         alike = ".lock" if shard is None else f"-of-{shard.count:03d}.lock"
-        for other in store.parent.glob(f"{glob.escape(begin)}*.lock"):
-            is_part = other.name.removeprefix(begin).startswith(".shard-")
-            if not is_part and other.name != f"{begin}.lock":
-                continue  # a run whose name begins like this one's
+        for other in lock_files(store, name):
+            is_part = other.name != f"{begin}.lock"
             fits = is_part and shard is not None and other.name.endswith(alike)
             if other != mine.path and not fits and is_locked(other):
                 raise JournalError(

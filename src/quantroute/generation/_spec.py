@@ -20,7 +20,7 @@ from quantroute.client import LocalEndpoint
 from quantroute.domain import Sampling
 from quantroute.errors import ConfigurationError, DatasetError
 from quantroute.generation._allocation import Allocation
-from quantroute.generation._config import DatasetSettings, RunConfig
+from quantroute.generation._config import DatasetSettings, RunConfig, check_rollouts
 from quantroute.generation._deadline import deadline_s
 from quantroute.generation._prompts import (
     DatasetSource,
@@ -72,6 +72,7 @@ class DatasetSpec:
             )
         if self.target_output_tokens is not None and self.target_rows is not None:
             raise ConfigurationError("give target_output_tokens or target_rows, not both")
+        check_rollouts(self.rollouts, self.sampling)
         expected = self.expected_output_tokens
         if expected is not None and expected > self.max_output_tokens:
             raise ConfigurationError(

@@ -102,7 +102,7 @@ class ParquetWriter:
         try:
             if self._held:
                 self._flush()
-        finally:
+        finally:  # harmless if it was closed before
             self._writer.close()
 
     def _flush(self) -> None:

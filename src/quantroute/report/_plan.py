@@ -111,7 +111,7 @@ def _cap_line(plan: Plan) -> str:
 def _needed_pusd(plan: Plan) -> int:
     """Rounded up to a whole cent, so that the figure as printed suffices."""
     cent = 10**10
-    return -(-plan.cost_low_pusd // cent) * cent
+    return -(-plan.least_cap_pusd // cent) * cent
 
 
 def _are_alike(shares: set[int]) -> bool:
@@ -126,6 +126,8 @@ def _flow_line(plan: Plan) -> str:
         f"each request holds up to {hold} until its bill is known; the cap admits {admitted:,} at "
         f"once, {plan.max_in_flight:,} are asked"
     )
+    if not all(item.can_begin for item in plan.datasets):
+        line += ": without the first hold nothing is asked"
     if plan.time_s is None:
         return line
     speed = "measured" if all(item.expectation.is_measured for item in plan.datasets) else "assumed"

@@ -207,7 +207,8 @@ class EndpointEconomy:
         share.pusd_per_output_token += weight * pusd_per_output_token
         sums.answers += weight
         sums.billed_pusd += weight * billed_pusd
-        self._learnt(sums)
+        is_first = not self._mean_expected_pusd and bool(input_pusd or pusd_per_output_token)
+        self._learnt(sums, pools_now=is_first)
 
     def wasted(self, key: EndpointKey, *, billed_pusd: int) -> None:
         """An attempt cost money, or may have, and gave nothing."""
@@ -286,7 +287,9 @@ class EndpointEconomy:
         return (chosen, *(item for item in found if item is not chosen))
 
     def _spend(self, key: EndpointKey, sums: _Sums) -> float:
-        prior_pusd = sums.weight * PRIOR_ANSWERS * (self._mean_expected_pusd or 1.0)
+        if not self._mean_expected_pusd:  # no answer anywhere: a failure cost about an attempt
+            return self._pooled_spend + sums.failures / (sums.weight * PRIOR_ANSWERS)
+        prior_pusd = sums.weight * PRIOR_ANSWERS * self._mean_expected_pusd
         billed = sums.billed_pusd + prior_pusd * self._pooled_spend
         return billed / (self._expected_pusd(key, sums) + prior_pusd)
 
@@ -323,11 +326,11 @@ class EndpointEconomy:
             kinds = self._kinds[model] = _Kinds()
         return kinds
 
-    def _learnt(self, sums: _Sums) -> None:
+    def _learnt(self, sums: _Sums, *, pools_now: bool = False) -> None:
         sums.is_stale = True
         self.observations += 1
         self._until_pool -= 1
-        if self._until_pool <= 0 or not self._mean_expected_pusd:
+        if self._until_pool <= 0 or pools_now:
             self._pool()
 
     def _pool(self) -> None:

@@ -2,8 +2,8 @@
 
 A time-based ramp first: a rejection comes back in a fraction of a second while an answer takes
 many, so doubling every `ramp_interval_s` until the first 429 finds a generous provider's room in
-about a second and a strict one's with few wasted requests. After the first cut: additive
-increase, multiplicative decrease.
+about a second and a strict one's with few wasted requests. After a cut: multiplicative decrease,
+then additive increase, which hastens once the room before the cut has been found again.
 
 One cut per episode. An episode is defined by sending order, not by a timer: a 429 for a request
 that was sent *before* the last cut is an echo of the same overload and changes nothing.
@@ -24,6 +24,10 @@ __all__ = ["AdaptiveLimit", "LimitSettings"]
 
 #: Strays in a row that a long good time excuses.
 _MOST_STRAYS: Final = 8.0
+#: The room that was found before is looked for with care; where it is gone by, growth doubles with
+#: each window, three times: a limit of three that is lifted is left after minutes, not an hour.
+_CAREFUL_WINDOWS: Final = 4
+_MOST_DOUBLINGS: Final = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +39,8 @@ class LimitSettings:
         ceiling: never more than this many in flight at one endpoint.
         ramp_interval_s: the ramp doubles once per interval while nothing is refused.
         decrease: factor of a cut, applied to what was really in flight.
-        increase_share: growth per full window of answers, as a share of the limit (at least 1).
+        increase_share: growth per full window of answers, as a share of the limit (at least 1), in
+            the first windows after a cut; later ones double it, up to eight times.
         pause_s: first pause after a 429 without Retry-After; doubles per episode without an answer.
         max_pause_s: the longest such pause; beyond a minute, since limits are often per minute.
         stray_share: 429s that are no sign of overload, per answer; 0 takes every one as a sign.
@@ -77,6 +82,8 @@ class AdaptiveLimit:
     _last_cut_s: float = field(default=float("-inf"), init=False)
     _fruitless_episodes: int = field(default=0, init=False)
     _strays_allowed: float = field(default=0.0, init=False)
+    _windows: float = field(default=0.0, init=False)
+    """Full windows of answers since the last cut."""
 
     def __post_init__(self) -> None:
         self._limit = float(self.settings.initial)
@@ -95,6 +102,14 @@ class AdaptiveLimit:
         """Whether one more request may be sent at `now_s`."""
         self._ramp(now_s)
         return now_s >= self.paused_until_s and self.in_flight < self.limit
+
+    def grows_soon(self, now_s: float) -> bool:
+        """Whether only the ramp keeps the next request: a wait of a fraction of a second."""
+        return (
+            self._is_ramping
+            and self._limit < self.settings.ceiling
+            and (now_s >= self.paused_until_s)
+        )
 
     def retry_at_s(self, now_s: float) -> float | None:
         """When room may appear by the mere passing of time; None if only an answer can make it."""
@@ -121,8 +136,11 @@ class AdaptiveLimit:
         self._fruitless_episodes = 0
         if self._strays_allowed < _MOST_STRAYS:
             self._strays_allowed += self.settings.stray_share
-        if not self._is_ramping and self.in_flight >= 0.9 * self._limit:
-            step = max(1.0, self.settings.increase_share * self._limit) / self._limit
+        # Beside the whole number that can be in flight: 1 of 1.4 is all there is room for.
+        if not self._is_ramping and self.in_flight >= 0.9 * self.limit:
+            self._windows += 1.0 / self.limit
+            haste = 2.0 ** min(_MOST_DOUBLINGS, max(0, int(self._windows) - _CAREFUL_WINDOWS))
+            step = haste * max(1.0, self.settings.increase_share * self._limit) / self._limit
             self._limit = min(self._limit + step, float(self.settings.ceiling))
 
     def rate_limited(self, *, sent_at_s: float, now_s: float, retry_after_s: float | None) -> None:
@@ -138,7 +156,7 @@ class AdaptiveLimit:
             self.settings.max_pause_s, self.settings.pause_s * 2.0**self._fruitless_episodes
         )
         self._is_ramping = False
-        self._strays_allowed = 0.0
+        self._strays_allowed = self._windows = 0.0
         self._limit = max(1.0, min(self._limit, self.in_flight) * self.settings.decrease)
         self._last_cut_s = now_s
         self.episodes += 1

@@ -100,6 +100,10 @@ class _State:
     def has_room(self, now_s: float) -> bool:
         return self.breaker.admits(now_s) and self.limit.has_room(now_s)
 
+    def is_worth_waiting_for(self, now_s: float) -> bool:
+        """Asked of one without room."""
+        return self.breaker.state is BreakerState.CLOSED and self.limit.grows_soon(now_s)
+
 
 @dataclass(slots=True)
 class Router:
@@ -138,6 +142,8 @@ class Router:
     def acquire(self, candidates: Sequence[Candidate], now_s: float) -> Lease | None:
         """A lease at the cheapest candidate with room, healthy before degraded; None if none has.
 
+        None too if a cheaper one than those with room has only yet to ramp up.
+
         `candidates` must be in order of preference, as `in_order` gives.
         """
         candidate = next(self._takers(candidates, now_s), None)
@@ -170,6 +176,8 @@ class Router:
                 continue
             if state.has_room(now_s):
                 yield candidate
+            elif state.is_worth_waiting_for(now_s):
+                return  # a dearer one would be paid for what the next doubling takes
 
     def retry_at_s(self, candidates: Sequence[Candidate], now_s: float) -> float | None:
         """When `acquire` may succeed without any request returning; None if time alone won't do."""
