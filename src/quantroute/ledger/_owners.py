@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import socket
@@ -55,6 +56,26 @@ class Owners:
         Raises:
             JournalError: another worker that lives has the label with which this one opens.
         """
+        owners, alive = await self._look()
+        if not is_opening and len(alive) == len(owners):
+            return
+        # Entries before owners: whoever has reserved one of them by then is seen to live.
+        entries = await read_entries(self.link)
+        owners, alive = await self._look()
+        if is_opening:
+            self._refuse_double(alive)
+        await asyncio.gather(
+            *(
+                self.hold(entry)
+                for entry in entries.values()
+                if entry.status is EntryStatus.RESERVED and entry.owner not in alive
+            )
+        )
+        for owner in owners.keys() - alive.keys():
+            await self.link.call({"op": "forget", "owner": owner})
+
+    async def _look(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What all owners say of themselves, and what those say who live."""
         found = await read_books(self.link, "owners")
         now_s, _ = await self.link.reading(self.link.client.time())
         owners = {
@@ -68,21 +89,22 @@ class Owners:
             if owner == self.owner
             or self._lives(owner, about, now_s - int(found[f"{owner}\tbeat"]))
         }
-        if is_opening:
-            self._refuse_double(alive)
-        elif len(alive) == len(owners):
-            return
-        for entry in (await read_entries(self.link)).values():
-            if entry.status is EntryStatus.RESERVED and entry.owner not in alive:
-                await self.hold(entry)
-        for owner in owners.keys() - alive.keys():
-            await self.link.call({"op": "forget", "owner": owner})
+        return owners, alive
 
     def _lives(self, owner: str, about: Mapping[str, Any], silent_s: float) -> bool:
         mine = self.about
         if about["store"] == mine["store"] != MEMORY and about["host"] == mine["host"]:
             return self.local.is_alive(owner)
         return silent_s <= self.dead_after_s
+
+    async def refuse_double(self) -> None:
+        """After a silence in which others took this owner for dead.
+
+        Raises:
+            JournalError: another worker now does what this one does.
+        """
+        _, alive = await self._look()
+        self._refuse_double(alive)
 
     def _refuse_double(self, alive: Mapping[str, Mapping[str, Any]]) -> None:
         label = self.about["label"]
