@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -84,25 +85,25 @@ class Outbox:
                 problem=f"it was paid from another ledger called {self._name!r} than the one on "
                 f"this server, which has lost its data or is another; {LOST_LEDGER_ADVICE}",
             )
-        for ledger_id in {row[1] for row in self._left.outcomes} - {self._ledger_id}:
-            self._leave(ledger_id)
+        self._tell_others()
         return self._left.confirmed
 
-    def _leave(self, ledger_id: str) -> None:
+    def _tell_others(self) -> None:
         """Outcomes for another ledger stay in the file, if it is another on purpose."""
-        count = sum(row[1] == ledger_id for row in self._left.outcomes)
-        name = self._left.ledgers.get(ledger_id)
-        if name is None:
+        waiting = Counter(row[1] for row in self._left.outcomes if row[1] != self._ledger_id)
+        unknown = waiting.keys() - self._left.ledgers.keys()
+        if unknown:
             raise ConfigurationError(
-                f"{self._store.path} keeps {count} outcomes for another ledger; open it "
-                "with that one first, so that they are not lost"
+                f"{self._store.path} keeps {sum(waiting[item] for item in unknown)} outcomes for "
+                "another ledger; open it with that one first, so that they are not lost"
             )
-        log.warning(
-            "outcomes for another ledger stay in the file",
-            path=self._store.path,
-            outcomes=count,
-            ledger=name,
-        )
+        for ledger_id, name in self._left.ledgers.items():
+            log.warning(
+                "rows in this file were paid from another ledger, which this one's cap leaves out",
+                path=self._store.path,
+                ledger=name,
+                unsent_outcomes=waiting[ledger_id],
+            )
 
     def unsent(self, is_alive: Callable[[str], bool]) -> tuple[Unsent, ...]:
         """What owners that are not alive have left for this ledger."""

@@ -9,7 +9,7 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from quantroute.clock import Clock
 from quantroute.errors import JournalError
@@ -22,6 +22,8 @@ from quantroute.ledger._state import OpenEntry
 from quantroute.storage import MEMORY
 
 __all__ = ["Owners", "about_owner"]
+
+_HELD_AT_ONCE: Final = 1_000
 
 
 def about_owner(path: str, label: str) -> dict[str, object]:
@@ -64,13 +66,13 @@ class Owners:
         owners, alive = await self._look()
         if is_opening:
             self._refuse_double(alive)
-        await asyncio.gather(
-            *(
-                self.hold(entry)
-                for entry in entries.values()
-                if entry.status is EntryStatus.RESERVED and entry.owner not in alive
-            )
-        )
+        orphans = [
+            entry
+            for entry in entries.values()
+            if entry.status is EntryStatus.RESERVED and entry.owner not in alive
+        ]
+        for start in range(0, len(orphans), _HELD_AT_ONCE):
+            await asyncio.gather(*map(self.hold, orphans[start : start + _HELD_AT_ONCE]))
         for owner in owners.keys() - alive.keys():
             await self.link.call({"op": "forget", "owner": owner})
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -68,9 +68,10 @@ async def check_durability(client: Any) -> str | None:
     from redis.exceptions import ResponseError
 
     try:
-        found: dict[str, str] = {}
+        pipe = client.pipeline(transaction=False)
         for setting in _SETTINGS:
-            found |= await client.config_get(setting)
+            pipe.config_get(setting)
+        found = {name: value for each in await pipe.execute() for name, value in each.items()}
     except ResponseError as error:
         return f"its durability cannot be checked ({error})"
     if found.get("appendonly") != "yes":
@@ -84,10 +85,12 @@ async def check_durability(client: Any) -> str | None:
     return None
 
 
-async def check_keys(client: Any, keys: Iterable[tuple[str, str]]) -> str | None:
+async def check_keys(client: Any, keys: Mapping[str, str]) -> str | None:
     """Which of the ledger's keys, by what each is, another program uses; None if none."""
-    for item, key in keys:
-        kind = await client.type(key)
+    pipe = client.pipeline(transaction=False)
+    for key in keys.values():
+        pipe.type(key)
+    for (item, key), kind in zip(keys.items(), await pipe.execute(), strict=True):
         if kind not in ("none", _KINDS.get(item, "hash")):
             return f"its key {key} holds a {kind} of another program"
     return None

@@ -131,7 +131,7 @@ class ServerLink:
         try:
             self._script = self.client.register_script(_script_text())
             await self.reading(self._check_durability(allow_volatile=allow_volatile))
-            if problem := await self.reading(check_keys(self.client, self.keys.items())):
+            if problem := await self.reading(check_keys(self.client, self.keys)):
                 raise ConfigurationError(
                     f"{self.place}: {problem}; choose another name for the ledger"
                 )

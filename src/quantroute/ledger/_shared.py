@@ -29,6 +29,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final, Self
 
+from msgspec import structs
+
 from quantroute._log import get_logger
 from quantroute.clock import Clock, SystemClock
 from quantroute.errors import (
@@ -130,6 +132,7 @@ class SharedLedger(Recorder):
         super().__init__(clock=clock or SystemClock())
         self._local = BudgetLedger(self._path, cap=NO_CAP, clock=self._clock)
         self._accounts: dict[Account, AccountState] = {}
+        self._behind_s = 0  # our clock, behind the server's
         self._heart: asyncio.Task[None] | None = None
         self._replaced: JournalError | None = None
         self._link: ServerLink
@@ -277,6 +280,8 @@ class SharedLedger(Recorder):
         self._outcomes = Outcomes(link=self._link, local=self._local, outbox=self._outbox)
         await check_not_set_back(self._link, await self._outbox.open())
         await self._link.call(MARK)
+        server_s, _ = await self._link.reading(self._link.client.time())
+        self._behind_s = round(server_s - self._clock.time_s())
         await self._outbox.begin(self._local.is_alive)
         for unsent in self._outbox.unsent(self._local.is_alive):
             self._outcomes.send(unsent.said, unsent.number)
@@ -334,7 +339,8 @@ class SharedLedger(Recorder):
             raise self._replaced.with_traceback(None)
         LedgerState().check(record)  # amounts that cannot be are refused here
         record = with_clean_texts(record)
-        said = operation(record)
+        # Hosts' clocks differ by minutes: the server's books have the server's time.
+        said = operation(structs.replace(record, at_s=record.at_s + self._behind_s))
         try:
             result = await self._link.call(said)
         except (asyncio.CancelledError, LedgerUnreachable):
@@ -388,11 +394,18 @@ class SharedLedger(Recorder):
         return statement_of(await read_books(self._link, "lines"))
 
     async def unresolved(self) -> tuple[OpenEntry, ...]:
-        """Held entries of all workers, oldest first; the balance and the notes are fresh then."""
+        """Held entries of all workers, oldest first; the balance and the notes are fresh then.
+
+        Their times are by this worker's clock, whoever reserved them.
+        """
         await self._link.call(MARK)
         self.notes = await read_notes(self._link)
         entries = await read_entries(self._link)
-        return tuple(item for item in entries.values() if item.status is EntryStatus.HELD)
+        return tuple(
+            structs.replace(item, reserved_at_s=item.reserved_at_s - self._behind_s)
+            for item in entries.values()
+            if item.status is EntryStatus.HELD
+        )
 
     async def recorded(self, generation_ids: Iterable[str]) -> frozenset[str]:
         """Those among `generation_ids` whose record has been posted, by whichever worker."""
