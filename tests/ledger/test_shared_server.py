@@ -248,7 +248,8 @@ async def test_a_worker_that_was_replaced_while_it_was_silent_spends_nothing_mor
             with pytest.raises(LedgerUnreachable):
                 await _within_a_moment(stopped)
             link._script = answering
-            await stopped._heart  # it ends when it finds out
+            async with asyncio.timeout(20):
+                await stopped._heart  # it ends when it finds out
             with pytest.raises(JournalError, match="shard 0 is being done by"):
                 await stopped.reserve(10)
             await stopped.post(entry, charge(4))
