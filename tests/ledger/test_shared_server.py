@@ -219,6 +219,57 @@ async def test_a_wrong_password_says_how_to_write_one(own_redis: RedisServer, na
         await open_and_close(connect(own_redis, name))
 
 
+# -- a worker in trouble --------------------------------------------------------------------------
+
+
+async def test_a_file_that_breaks_after_an_outcome_stops_nobody(
+    redis: RedisServer, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(_: int) -> None:
+        raise JournalError(path="w.sqlite", problem="the disk is full")
+
+    async with connect(redis, name, cap="1", store=tmp_path / "w.sqlite") as ledger:
+        entry = await ledger.reserve(10)
+        with monkeypatch.context() as patch:
+            patch.setattr(ledger._outbox, "cross_out", broken)
+            async with asyncio.timeout(20):
+                await ledger.post(entry, charge(4))
+                await ledger.reserve(10)
+    async with connect(redis, name, store=tmp_path / "w.sqlite") as ledger:
+        assert ledger.balance().posted_pusd == 4  # sent twice, counted once
+        await ledger.verify()
+
+
+async def test_an_answer_that_makes_no_sense_is_told_to_all_who_wait(
+    redis: RedisServer, name: str
+) -> None:
+    async with connect(redis, name, cap="1") as ledger:
+        entry = await ledger.reserve(10)
+        ledger._link._script = _nonsense
+        async with asyncio.timeout(20):
+            with pytest.raises(JournalError, match="the line broke"):
+                await asyncio.gather(ledger.post(entry, charge(4)), ledger.note("a", "b"))
+            with pytest.raises(JournalError, match="the line broke"):
+                await ledger.reserve(10)
+
+
+async def _nonsense(**_: object) -> tuple[str, list[str]]:
+    return "<html>", []
+
+
+async def test_nothing_is_reserved_without_an_owner_while_a_ledger_closes(
+    redis: RedisServer, name: str
+) -> None:
+    ledger = await connect(redis, name, cap="1").__aenter__()
+    closing = asyncio.create_task(ledger.aclose())
+    await asyncio.sleep(0)
+    with pytest.raises(JournalError, match="the ledger is closed"):
+        await ledger.reserve(10)
+    await closing
+    async with connect(redis, name) as again:
+        assert again.balance().pending_pusd == 0
+
+
 # -- workers that meet ----------------------------------------------------------------------------
 
 

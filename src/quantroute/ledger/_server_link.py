@@ -100,6 +100,7 @@ class ServerLink:
         self._sender: asyncio.Task[None] | None = None
         self._lost_since_s: float | None = None
         self._problem: Exception | None = None
+        self._broken: JournalError | None = None
         self.confirmed = 0
 
     @property
@@ -189,6 +190,8 @@ class ServerLink:
         """Queue an operation; the future gets its result, or `KEPT` if it is safe and must wait."""
         if self._sender is None:
             raise JournalError(path=self.place, problem="the ledger is closed")
+        if self._broken is not None:
+            raise self._broken.with_traceback(None)
         future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
         self._queue.append(_Sending(said, is_safe, future, on_done))
         if is_safe and self.is_lost:
@@ -251,6 +254,18 @@ class ServerLink:
     # -- the sender -------------------------------------------------------------------------------
 
     async def _send_forever(self) -> None:
+        try:
+            await self._send_batches()
+        except Exception as error:  # noqa: BLE001
+            # A mistake of ours, or a server that answers nonsense: nobody must wait for ever.
+            self._broken = JournalError(path=self.place, problem=f"the line broke: {error!r}")
+            log.error("the line to the shared ledger broke", problem=repr(error))
+            for sending in (*self._batch, *self._queue):
+                if not sending.future.done():
+                    sending.future.set_exception(self._broken)
+                    sending.future.exception()  # not everybody waits for the answer
+
+    async def _send_batches(self) -> None:
         while True:
             await self._wake.wait()
             while self._queue and len(self._batch) < _LARGEST_BATCH:

@@ -335,6 +335,8 @@ class SharedLedger(Recorder):
     # -- reserving --------------------------------------------------------------------------------
 
     async def _try_reserve(self, record: Reserved) -> EntryId | Refusal:
+        if not self._owner:  # an entry needs an owner, and an id that nobody else gives
+            raise JournalError(path=self._path, problem="the ledger is closed")
         if self._replaced is not None:
             raise self._replaced.with_traceback(None)
         LedgerState().check(record)  # amounts that cannot be are refused here
