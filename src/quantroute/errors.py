@@ -214,6 +214,7 @@ class LedgerUnreachable(JournalError):
 
     def __init__(self, *, path: str, problem: str, advice: str | None = None) -> None:
         super().__init__(path=path, problem=problem)
+        self.facts["advice"] = advice
         advice = advice or "run the same command again when the server is back"
         self.args = (
             f"{path}: the shared ledger cannot be used ({problem}); nothing new was sent, what "

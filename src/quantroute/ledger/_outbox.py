@@ -33,7 +33,6 @@ class Unsent:
     """An outcome that an earlier owner of the file left."""
 
     number: int
-    owner: str
     said: Mapping[str, Any]
 
 
@@ -108,7 +107,7 @@ class Outbox:
     def unsent(self, is_alive: Callable[[str], bool]) -> tuple[Unsent, ...]:
         """What owners that are not alive have left for this ledger."""
         return tuple(
-            Unsent(number, owner, json.loads(said))
+            Unsent(number, json.loads(said))
             for number, ledger, owner, said in self._left.outcomes
             if ledger == self._ledger_id and (owner == self._owner or not is_alive(owner))
         )
