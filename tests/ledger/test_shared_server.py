@@ -20,7 +20,9 @@ from quantroute.errors import (
     LedgerUnreachable,
     QuantrouteError,
 )
-from quantroute.ledger import Basis, BudgetLedger, Charge, SharedLedger, _owners
+from quantroute.generation._allocation import Claim
+from quantroute.generation._purse import DatasetCap, FixedPurse
+from quantroute.ledger import Account, Basis, BudgetLedger, Charge, SharedLedger, _owners
 from quantroute.ledger._server_books import read_entries
 from quantroute.ledger._server_link import ServerLink
 from redis_support import RedisServer, redis_server
@@ -336,6 +338,25 @@ async def test_an_entry_of_a_newcomer_is_not_taken_for_one_of_the_dead(
         monkeypatch.setattr(_owners, "read_entries", interrupted)
         await first._owners.bury_the_dead(is_opening=True)
         assert await first.unresolved() == ()
+
+
+async def test_the_first_plan_of_all_workers_sets_the_caps_of_datasets(
+    redis: RedisServer, name: str
+) -> None:
+    """The second opened before the first had set them, and planned for minutes."""
+
+    def caps(amount: int) -> list[DatasetCap]:
+        claim = Claim(name="a", need_pusd=amount)
+        return [DatasetCap(account=Account("run/a"), cap_pusd=amount, claim=claim)]
+
+    async with (
+        connect(redis, name, cap="1") as first,
+        connect(redis, name) as second,
+    ):
+        await FixedPurse(first, caps(DOLLAR // 2), name="run").open()
+        late = FixedPurse(second, caps(DOLLAR // 10), name="run")
+        await late.open()
+        assert late.caps_pusd == {"a": DOLLAR // 2}
 
 
 class _Late(SystemClock):
