@@ -30,6 +30,7 @@ SAMPLES: dict[str, Any] = {
     "state": "posted",
     "transition": "void",
     "path": "f",
+    "advice": "a",
     "line": 3,
     "request_id": "r",
     "endpoint": "a/int4",

@@ -208,13 +208,17 @@ class JournalError(BudgetError):
 
 
 class LedgerUnreachable(JournalError):
-    """The server of a shared ledger does not answer: nothing new is spent until it does."""
+    """The server of a shared ledger does not answer, or not as the ledger that was opened: nothing
+    new is spent until it does.
+    """
 
-    def __init__(self, *, path: str, problem: str) -> None:
+    def __init__(self, *, path: str, problem: str, advice: str | None = None) -> None:
         super().__init__(path=path, problem=problem)
+        self.facts["advice"] = advice
+        advice = advice or "run the same command again when the server is back"
         self.args = (
-            f"{path}: the shared ledger cannot be reached ({problem}); nothing new was sent, what "
-            "was paid for is kept; run the same command again when the server is back",
+            f"{path}: the shared ledger cannot be used ({problem}); nothing new was sent, what "
+            f"was paid for is kept; {advice}",
         )
 
 

@@ -19,6 +19,7 @@ REDACTED = "[redacted]"
 # OpenRouter keys start "sk-or-v1-"; a body may quote somebody else's, or ours cut short.
 _KEY_SHAPE = re.compile(r"(?<![A-Za-z0-9])sk-[A-Za-z0-9]{2,8}-[A-Za-z0-9_-]{8,}")
 _USERINFO = re.compile(r"(?<=://)[^/@\s]+(?=@)")
+_QUERY_SECRET = re.compile(r"(?<=[?&](?:username|password)=)[^&#\s]+")
 _SHORTEST_SECRET = 6
 
 
@@ -143,5 +144,9 @@ def _base64_forms(secret: str) -> set[str]:
 
 
 def redact_url(url: str) -> str:
-    """`url` without the user and password that may stand in it."""
-    return _USERINFO.sub(REDACTED, url)
+    """`url` without the user and password that may stand in it, however badly they are written."""
+    before, at, after = url.rpartition("@")
+    if at:
+        scheme, colon, _ = before.partition("://")
+        url = f"{scheme}{colon}{REDACTED}@{after}" if colon else f"{REDACTED}@{after}"
+    return _QUERY_SECRET.sub(REDACTED, url)

@@ -193,3 +193,19 @@ def test_workers_that_divide_one_file_differently_are_refused_while_others_work(
         ended = generate(service, "0/3")
         assert ended.code == 7
         assert "same number of shards" in ended.err
+
+
+@pytest.mark.redis
+def test_a_rehearsal_does_not_spend_from_that_of_another_run(key: str, redis: RedisServer) -> None:
+    """The second one's cap is below what the first has made up."""
+    write_prompts(Path("p.jsonl"), ROWS)
+    runs = [f"{uuid.uuid4().hex}-{number}" for number in range(2)]
+    first, second = (
+        quantroute(
+            "generate", "p.jsonl", "--cap", cap, "--out", run, "--simulate", "--json",
+            "--shard", "0/1", "--ledger", redis.url, "--max-output-tokens", 256,
+        )
+        for run, cap in zip(runs, ("1", "0.01"), strict=True)
+    )  # fmt: skip
+    assert first.data["spent_by_this_start_pusd"] > 10**10
+    assert 0 < second.data["spent_by_this_start_pusd"] <= 10**10

@@ -198,7 +198,9 @@ def generate(
             "workers then share --cap as a hard cap) or --shard (one worker then does all rows)"
         )
     if ledger is not None and simulate:
-        ledger = _rehearsal_ledger(ledger)
+        is_run_file = any(path.suffix == ".toml" for path in files)
+        # A run file's rehearsal has a folder, and so a ledger, of its own already.
+        ledger = _rehearsal_ledger(ledger, run="" if is_run_file else RunFolder(out).name)
     observer = OpenTelemetryObserver() if otel else None
     classes = frozenset(options.row_class(name, option="--redo") for name in redo or ())
     opening = partial(
@@ -285,10 +287,11 @@ def generate(
     raise typer.Exit(exit_code(outcome.report))
 
 
-def _rehearsal_ledger(url: str) -> str:
-    """A ledger of its own for made-up money, on the same server."""
+def _rehearsal_ledger(url: str, *, run: str) -> str:
+    """A ledger of its own for made-up money, on the same server; without `run` it has one."""
     address, name = urldefrag(url)
-    return f"{address}#{name}-simulated" if name else f"{address}#simulated"
+    name = name or run
+    return f"{address}#{name}-simulated" if name else url
 
 
 def _check_run_file(ctx: typer.Context, files: Sequence[Path]) -> None:

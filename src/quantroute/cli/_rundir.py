@@ -146,6 +146,11 @@ class RunFolder:
         if self.ledger_url is None:
             raise ConfigurationError("a shared ledger needs --ledger redis://HOST:PORT/DATABASE")
         url, name = urldefrag(self.ledger_url)
+        if "@" in name:  # not quoted: it may be half a password
+            raise ConfigurationError(
+                "the name behind # in the ledger's URL has an @ in it; if the # is part of a "
+                "password, write it as %23"
+            )
         return SharedLedger.connect(
             url,
             name=name or self.name,

@@ -14,6 +14,7 @@ __all__ = ["as_options", "as_word", "counted_rows", "explain"]
 _OPTIONS: Final = {
     "accept": "--accept",
     "accept_unknown": "--accept-unknown",
+    "allow_volatile": "--allow-volatile-ledger",
     "base_url": "--base-url",
     "ca_file": "--ca-file",
     "exclude": "--exclude",

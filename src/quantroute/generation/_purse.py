@@ -12,6 +12,7 @@ None of this guards the money: the run's own cap is the ledger's root, and it re
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -147,9 +148,18 @@ class FixedPurse:
         return {name: MAX_AMOUNT_PUSD if cap is NO_CAP else cap for name, cap in found.items()}
 
     async def open(self) -> None:
-        """Set the caps in the ledger, unless another worker has."""
-        if self._note in self._ledger.notes:
+        """Set the caps in the ledger, unless another worker has.
+
+        The ledger says who was first: what this worker read when it opened may be minutes old.
+        """
+        mine = secrets.token_hex(4)
+        await self._ledger.note(self._note, mine, keep=True)
+        if self._ledger.notes[self._note] != mine and self._are_set():
             return
         for item in self._caps.values():
             await self._ledger.set_cap(item.account, to_usd(item.cap_pusd))
-        await self._ledger.note(self._note, "set")
+
+    def _are_set(self) -> bool:
+        """Not so only if whoever was first died just then."""
+        balances = map(self._ledger.balance, (item.account for item in self._caps.values()))
+        return any(balance.cap is not NO_CAP for balance in balances)

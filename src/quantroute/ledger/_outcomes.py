@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sqlite3
 from collections.abc import Coroutine, Mapping
 from typing import Any
 
 from quantroute._log import get_logger
-from quantroute.errors import EntryStateError
+from quantroute.errors import EntryStateError, JournalError
 from quantroute.ledger._ledger import BudgetLedger
 from quantroute.ledger._outbox import Outbox
 from quantroute.ledger._records import (
@@ -72,7 +73,12 @@ class Outcomes:
 
     def send(self, said: Mapping[str, Any], number: int) -> asyncio.Future[Mapping[str, Any]]:
         """Send what is in the outbox under that number, and cross it out once it has arrived."""
-        return self._link.put(said, is_safe=True, on_done=lambda _: self._outbox.cross_out(number))
+
+        def cross_out(_: Mapping[str, Any]) -> None:
+            with contextlib.suppress(JournalError):  # a broken file: whoever opens it sends again
+                self._outbox.cross_out(number)
+
+        return self._link.put(said, is_safe=True, on_done=cross_out)
 
     async def _resolve(self, record: Outcome, also: Work[None] | None) -> None:
         reserved = self._reserved.pop(record.entry_id, None)

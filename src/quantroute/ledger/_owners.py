@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from quantroute.clock import Clock
 from quantroute.errors import JournalError
@@ -21,6 +22,8 @@ from quantroute.ledger._state import OpenEntry
 from quantroute.storage import MEMORY
 
 __all__ = ["Owners", "about_owner"]
+
+_HELD_AT_ONCE: Final = 1_000
 
 
 def about_owner(path: str, label: str) -> dict[str, object]:
@@ -55,6 +58,26 @@ class Owners:
         Raises:
             JournalError: another worker that lives has the label with which this one opens.
         """
+        owners, alive = await self._look()
+        if not is_opening and len(alive) == len(owners):
+            return
+        # Entries before owners: whoever has reserved one of them by then is seen to live.
+        entries = await read_entries(self.link)
+        owners, alive = await self._look()
+        if is_opening:
+            self._refuse_double(alive)
+        orphans = [
+            entry
+            for entry in entries.values()
+            if entry.status is EntryStatus.RESERVED and entry.owner not in alive
+        ]
+        for start in range(0, len(orphans), _HELD_AT_ONCE):
+            await asyncio.gather(*map(self.hold, orphans[start : start + _HELD_AT_ONCE]))
+        for owner in owners.keys() - alive.keys():
+            await self.link.call({"op": "forget", "owner": owner})
+
+    async def _look(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What all owners say of themselves, and what those say who live."""
         found = await read_books(self.link, "owners")
         now_s, _ = await self.link.reading(self.link.client.time())
         owners = {
@@ -68,21 +91,22 @@ class Owners:
             if owner == self.owner
             or self._lives(owner, about, now_s - int(found[f"{owner}\tbeat"]))
         }
-        if is_opening:
-            self._refuse_double(alive)
-        elif len(alive) == len(owners):
-            return
-        for entry in (await read_entries(self.link)).values():
-            if entry.status is EntryStatus.RESERVED and entry.owner not in alive:
-                await self.hold(entry)
-        for owner in owners.keys() - alive.keys():
-            await self.link.call({"op": "forget", "owner": owner})
+        return owners, alive
 
     def _lives(self, owner: str, about: Mapping[str, Any], silent_s: float) -> bool:
         mine = self.about
         if about["store"] == mine["store"] != MEMORY and about["host"] == mine["host"]:
             return self.local.is_alive(owner)
         return silent_s <= self.dead_after_s
+
+    async def refuse_double(self) -> None:
+        """After a silence in which others took this owner for dead.
+
+        Raises:
+            JournalError: another worker now does what this one does.
+        """
+        _, alive = await self._look()
+        self._refuse_double(alive)
 
     def _refuse_double(self, alive: Mapping[str, Mapping[str, Any]]) -> None:
         label = self.about["label"]

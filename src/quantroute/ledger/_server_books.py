@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from quantroute.errors import JournalError
+from quantroute.errors import JournalError, LedgerUnreachable
 from quantroute.ledger._records import EntryId
+from quantroute.ledger._server_client import LOST_LEDGER_ADVICE
 from quantroute.ledger._server_link import MARK, ServerLink
 from quantroute.ledger._shared_records import difference, entries_of, verified_at
 from quantroute.ledger._state import LedgerState, OpenEntry
 
-__all__ = ["read_books", "read_entries", "read_notes", "verify_books"]
+__all__ = ["check_not_set_back", "read_books", "read_entries", "read_notes", "verify_books"]
 
 _PAGE: Final = 5_000
 
@@ -29,6 +30,26 @@ async def read_entries(link: ServerLink) -> dict[EntryId, OpenEntry]:
 async def read_notes(link: ServerLink) -> dict[str, str]:
     """What workers have noted for one another."""
     return _notes_in(await read_books(link, "notes"))
+
+
+async def check_not_set_back(link: ServerLink, confirmed: Mapping[str, int]) -> None:
+    """Refuse a server that knows fewer batches of these owners than it has confirmed.
+
+    Raises:
+        LedgerUnreachable: it has been set back to an older state; its sums are too low.
+    """
+    if not confirmed:
+        return
+    names = [f"{owner}\tbatch" for owner in confirmed]
+    known = await link.reading(link.client.hmget(link.keys["owners"], names))
+    for batch, kept in zip(confirmed.values(), known, strict=True):
+        if int(kept or 0) < batch:
+            raise LedgerUnreachable(
+                path=link.place,
+                problem="the server has forgotten what it had confirmed: of "
+                f"{batch} batches of an earlier worker it knows {int(kept or 0)}",
+                advice=LOST_LEDGER_ADVICE,
+            )
 
 
 async def verify_books(link: ServerLink) -> None:

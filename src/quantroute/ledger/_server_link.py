@@ -22,6 +22,16 @@ from typing import Any, Final
 
 from quantroute._log import get_logger
 from quantroute.errors import ConfigurationError, JournalError, LedgerUnreachable
+from quantroute.ledger._server_client import (
+    advice,
+    check_durability,
+    check_keys,
+    connected,
+    failures,
+    if_cancelled,
+    is_of_another_ledger,
+    told,
+)
 from quantroute.secrets import redact_url
 
 __all__ = ["KEPT", "MARK", "ServerLink"]
@@ -36,7 +46,6 @@ MARK: Final = {"op": "mark"}
 _LARGEST_BATCH: Final = 256
 _FIRST_PAUSE_S: Final = 0.05
 _LONGEST_PAUSE_S: Final = 2.0
-_REPLY_WITHIN_S: Final = 10.0
 _KEYS: Final = ("accounts", "entries", "lines", "journal", "notes", "owners")
 
 Result = Mapping[str, Any]
@@ -57,6 +66,8 @@ class _Sending:
 class ServerLink:
     """A connection to one ledger on one server; used from one event loop.
 
+    `confirmed` is the number of the last batch that the server has answered.
+
     Args:
         on_accounts: told the accounts after each batch, as the server keeps them.
         patience_s: how long those who wait for an answer wait for a lost server.
@@ -73,6 +84,7 @@ class ServerLink:
         on_accounts: Callable[[dict[str, str]], None],
     ) -> None:
         self._url = url
+        self._name = name
         self._patience_s = patience_s
         self._on_accounts = on_accounts
         self._owner = owner
@@ -87,7 +99,9 @@ class ServerLink:
         self._wake = asyncio.Event()
         self._sender: asyncio.Task[None] | None = None
         self._lost_since_s: float | None = None
-        self._problem = ""
+        self._problem: Exception | None = None
+        self._broken: JournalError | None = None
+        self.confirmed = 0
 
     @property
     def place(self) -> str:
@@ -106,20 +120,23 @@ class ServerLink:
 
     # -- opening and closing ----------------------------------------------------------------------
 
-    async def open(self, *, allow_volatile: bool) -> None:
+    async def open(self, *, allow_volatile: bool, may_create: bool) -> None:
         """Connect, check that the server forgets nothing, find or make the ledger.
 
         Raises:
             LedgerUnreachable: no answer.
-            ConfigurationError: the client library is missing, or the server may lose data.
+            ConfigurationError: the client library is missing, the server may lose data, or has
+                something else under the ledger's keys; or there is no such ledger and none is made.
         """
-        self.client = _client(self._url)
+        self.client = connected(self._url)
         try:
             self._script = self.client.register_script(_script_text())
             await self.reading(self._check_durability(allow_volatile=allow_volatile))
-            owners = self.keys["owners"]
-            await self.reading(self.client.hsetnx(owners, "ledger", secrets.token_hex(8)))
-            self.ledger_id = await self.reading(self.client.hget(owners, "ledger"))
+            if problem := await self.reading(check_keys(self.client, self.keys)):
+                raise ConfigurationError(
+                    f"{self.place}: {problem}; choose another name for the ledger"
+                )
+            self.ledger_id = await self._ledger_id(may_create=may_create)
         except BaseException:
             await self.client.aclose()
             raise
@@ -137,15 +154,27 @@ class ServerLink:
         if self.client is not None:
             await self.client.aclose()
 
+    async def _ledger_id(self, *, may_create: bool) -> str:
+        owners = self.keys["owners"]
+        if may_create:
+            await self.reading(self.client.hsetnx(owners, "ledger", secrets.token_hex(8)))
+        found: str | None = await self.reading(self.client.hget(owners, "ledger"))
+        if found is None:
+            raise ConfigurationError(
+                f"{self.place} has no ledger {self._name!r}: check the address and the name; a new "
+                "ledger needs a cap: '5.00' USD, or NO_CAP"
+            )
+        return found
+
     async def _check_durability(self, *, allow_volatile: bool) -> None:
-        problem = await _volatility(self.client)
+        problem = await check_durability(self.client)
         if problem is None:
             return
         if not allow_volatile:
             raise ConfigurationError(
                 f"{self.place}: {problem}; a budget that a restart forgets is no cap. Set "
-                "`appendonly yes`, `appendfsync always` and `maxmemory-policy noeviction`, or "
-                "accept the risk with allow_volatile"
+                "`appendonly yes`, `appendfsync always`, `no-appendfsync-on-rewrite no` and "
+                "`maxmemory-policy noeviction`, or accept the risk with allow_volatile"
             )
         log.warning("the shared ledger may be lost", server=self.place, problem=problem)
 
@@ -161,6 +190,8 @@ class ServerLink:
         """Queue an operation; the future gets its result, or `KEPT` if it is safe and must wait."""
         if self._sender is None:
             raise JournalError(path=self.place, problem="the ledger is closed")
+        if self._broken is not None:
+            raise self._broken.with_traceback(None)
         future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
         self._queue.append(_Sending(said, is_safe, future, on_done))
         if is_safe and self.is_lost:
@@ -176,7 +207,7 @@ class ServerLink:
         """
         if self._lost_since_s is not None:
             lost_s = asyncio.get_running_loop().time() - self._lost_since_s
-            if lost_s > self._patience_s:
+            if lost_s > self._patience_s or self._is_another:
                 raise self._unreachable()
         future = self.put(said)
         try:
@@ -195,8 +226,16 @@ class ServerLink:
                 sending.is_given_up = True
 
     def _unreachable(self) -> LedgerUnreachable:
-        problem = self._problem or f"no answer within {self._patience_s:g} s"
-        return LedgerUnreachable(path=self.place, problem=problem)
+        if self._problem is None:
+            problem = f"no answer within {self._patience_s:g} s"
+            return LedgerUnreachable(path=self.place, problem=problem)
+        problem = told(self._problem)
+        return LedgerUnreachable(path=self.place, problem=problem, advice=advice(self._problem))
+
+    @property
+    def _is_another(self) -> bool:
+        """Whether the server answered, but has lost what it had confirmed."""
+        return self._problem is not None and is_of_another_ledger(self._problem)
 
     async def reading(self, question: Any) -> Any:
         """The answer to a question that changes nothing.
@@ -206,13 +245,27 @@ class ServerLink:
         """
         try:
             return await question
-        except _failures() as error:
-            _if_cancelled(error)
-            raise LedgerUnreachable(path=self.place, problem=_told(error)) from error
+        except failures() as error:
+            if_cancelled(error)
+            raise LedgerUnreachable(
+                path=self.place, problem=told(error), advice=advice(error)
+            ) from error
 
     # -- the sender -------------------------------------------------------------------------------
 
     async def _send_forever(self) -> None:
+        try:
+            await self._send_batches()
+        except Exception as error:  # noqa: BLE001
+            # A mistake of ours, or a server that answers nonsense: nobody must wait for ever.
+            self._broken = JournalError(path=self.place, problem=f"the line broke: {error!r}")
+            log.error("the line to the shared ledger broke", problem=repr(error))
+            for sending in (*self._batch, *self._queue):
+                if not sending.future.done():
+                    sending.future.set_exception(self._broken)
+                    sending.future.exception()  # not everybody waits for the answer
+
+    async def _send_batches(self) -> None:
         while True:
             await self._wake.wait()
             while self._queue and len(self._batch) < _LARGEST_BATCH:
@@ -225,6 +278,7 @@ class ServerLink:
             self._batch_number += 1
             said = json.dumps([sending.said for sending in self._batch], ensure_ascii=False)
             reply, accounts = await self._deliver(said)
+            self.confirmed = self._batch_number
             self._on_accounts(dict(zip(accounts[::2], accounts[1::2], strict=True)))
             answered, self._batch = self._batch, []
             for sending, result in zip(answered, json.loads(reply), strict=True):
@@ -239,25 +293,32 @@ class ServerLink:
                     keys=list(self.keys.values()),
                     args=[self.ledger_id, self._owner, self._batch_number, self._about, said],
                 )
-            except _failures() as error:
-                _if_cancelled(error)
-                self._note_loss(_told(error))
+            except failures() as error:
+                if_cancelled(error)
+                self._note_loss(error)
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
                 continue
             if self.is_lost:
                 log.warning("the shared ledger answers again", server=self.place)
-                self._lost_since_s, self._problem = None, ""
+                self._lost_since_s, self._problem = None, None
             return reply, accounts
 
-    def _note_loss(self, problem: str) -> None:
+    def _note_loss(self, problem: Exception) -> None:
         self._problem = problem
         if self._lost_since_s is None:
             self._lost_since_s = asyncio.get_running_loop().time()
-            log.warning("the shared ledger does not answer", server=self.place, problem=problem)
+            log.warning(
+                "the shared ledger does not answer", server=self.place, problem=told(problem)
+            )
         for sending in (*self._batch, *self._queue):
-            if sending.is_safe and not sending.future.done():
+            if sending.future.done():
+                continue
+            if sending.is_safe:
                 sending.future.set_result(KEPT)
+            elif self._is_another:  # waiting does not bring back what is lost
+                sending.future.set_exception(self._unreachable())
+                sending.future.exception()  # not everybody waits for the answer
 
 
 def _settle(sending: _Sending, result: Result) -> None:
@@ -267,68 +328,5 @@ def _settle(sending: _Sending, result: Result) -> None:
         sending.future.set_result(result)
 
 
-def _client(url: str) -> Any:
-    try:
-        from redis.asyncio import Redis
-        from redis.asyncio.retry import Retry
-        from redis.backoff import NoBackoff
-    except ImportError:
-        raise ConfigurationError(
-            "a shared ledger needs the redis client: pip install 'quantroute[redis]'"
-        ) from None
-    try:
-        return Redis.from_url(
-            url,
-            decode_responses=True,
-            socket_timeout=_REPLY_WITHIN_S,
-            socket_connect_timeout=_REPLY_WITHIN_S,
-            retry=Retry(NoBackoff(), 0),  # a batch is sent again by us, under its number
-        )
-    except ValueError as error:
-        raise ConfigurationError(
-            f"{redact_url(url)}: not an address of a server ({error}); write "
-            "redis://HOST:PORT/DATABASE"
-        ) from None
-
-
-def _failures() -> tuple[type[Exception], ...]:
-    from redis.exceptions import RedisError
-
-    return (RedisError, OSError)
-
-
-def _if_cancelled(error: Exception) -> None:
-    """A cancellation that the client library turned into an error of the connection is one still.
-
-    Seen with redis 8.1.0 when a task is cancelled while its answer arrives.
-    """
-    task = asyncio.current_task()
-    if task is not None and task.cancelling():
-        raise asyncio.CancelledError from error
-
-
-def _told(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-
-
 def _script_text() -> str:
     return (files("quantroute.ledger") / "_shared_books.lua").read_text(encoding="utf-8")
-
-
-async def _volatility(client: Any) -> str | None:
-    """Why the server might forget what it acknowledged; None if it does not."""
-    from redis.exceptions import ResponseError
-
-    try:
-        found: dict[str, str] = {}
-        for setting in ("appendonly", "appendfsync", "maxmemory-policy"):
-            found |= await client.config_get(setting)
-    except ResponseError as error:
-        return f"its durability cannot be checked ({error})"
-    if found.get("appendonly") != "yes":
-        return f"appendonly is {found.get('appendonly', 'unknown')}"
-    if found.get("appendfsync") != "always":
-        return f"appendfsync is {found.get('appendfsync', 'unknown')}"
-    if str(found.get("maxmemory-policy", "")).startswith("allkeys"):
-        return f"maxmemory-policy is {found['maxmemory-policy']}"
-    return None

@@ -29,6 +29,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final, Self
 
+from msgspec import structs
+
 from quantroute._log import get_logger
 from quantroute.clock import Clock, SystemClock
 from quantroute.errors import (
@@ -56,6 +58,7 @@ from quantroute.ledger._records import (
     Voided,
 )
 from quantroute.ledger._server_books import (
+    check_not_set_back,
     read_books,
     read_entries,
     read_notes,
@@ -129,7 +132,9 @@ class SharedLedger(Recorder):
         super().__init__(clock=clock or SystemClock())
         self._local = BudgetLedger(self._path, cap=NO_CAP, clock=self._clock)
         self._accounts: dict[Account, AccountState] = {}
+        self._behind_s = 0  # our clock, behind the server's
         self._heart: asyncio.Task[None] | None = None
+        self._replaced: JournalError | None = None
         self._link: ServerLink
         self._outbox: Outbox
         self._outcomes: Outcomes
@@ -190,6 +195,7 @@ class SharedLedger(Recorder):
             raise ConfigurationError("this ledger is open already; make a second one")
         await self._local.__aenter__()
         self._begin(self._local.owner)
+        self._replaced = None
         about = about_owner(self._path, self._label)
         self._link = ServerLink(
             self._url,
@@ -208,10 +214,13 @@ class SharedLedger(Recorder):
             clock=self._clock,
         )
         try:
-            await self._link.open(allow_volatile=self._allow_volatile)
+            await self._link.open(
+                allow_volatile=self._allow_volatile, may_create=self._cap is not None
+            )
             await self._settle_in()
         except BaseException:
-            self._owner = ""
+            owner, self._owner = self._owner, ""
+            await self._withdraw(owner)
             await self._link.aclose()
             await self._local.aclose()
             raise
@@ -238,6 +247,14 @@ class SharedLedger(Recorder):
             await self._link.aclose()
             await self._local.aclose()
 
+    async def _withdraw(self, owner: str) -> None:
+        """An opening that failed must not look like a worker that lives."""
+        if self._link.is_lost:
+            return
+        with contextlib.suppress(JournalError, TimeoutError):
+            async with asyncio.timeout(_FLUSH_S):
+                await self._link.call({"op": "forget", "owner": owner})
+
     async def _say_goodbye(self, owner: str) -> None:
         try:
             async with asyncio.timeout(_FLUSH_S):
@@ -253,9 +270,20 @@ class SharedLedger(Recorder):
 
     async def _settle_in(self) -> None:
         """Send what earlier owners of the file left, take over from the dead, set the cap."""
-        self._outbox = Outbox(self.store, ledger_id=self._link.ledger_id, owner=self._owner)
+        self._outbox = Outbox(
+            self.store,
+            ledger_id=self._link.ledger_id,
+            name=self._name,
+            owner=self._owner,
+            confirmed=lambda: self._link.confirmed,
+        )
         self._outcomes = Outcomes(link=self._link, local=self._local, outbox=self._outbox)
-        for unsent in await self._outbox.open(self._local.is_alive):
+        await check_not_set_back(self._link, await self._outbox.open())
+        await self._link.call(MARK)
+        server_s, _ = await self._link.reading(self._link.client.time())
+        self._behind_s = round(server_s - self._clock.time_s())
+        await self._outbox.begin(self._local.is_alive)
+        for unsent in self._outbox.unsent(self._local.is_alive):
             self._outcomes.send(unsent.said, unsent.number)
         await self._link.call(MARK)
         self.notes = await read_notes(self._link)
@@ -287,20 +315,34 @@ class SharedLedger(Recorder):
     async def _beat(self) -> None:
         """Say that this owner lives, hear how the accounts stand, look for those who died."""
         beat_s = min(_BEAT_S, self._dead_after_s / 3)
+        now_s = asyncio.get_running_loop().time
+        heard_s = now_s()
         while True:
             await asyncio.sleep(beat_s)
             try:
                 await self._link.call(MARK)
+                silent_s, heard_s = now_s() - heard_s, now_s()
                 await self._owners.bury_the_dead()
+                if silent_s > self._dead_after_s:
+                    await self._owners.refuse_double()
             except LedgerUnreachable:
                 continue
+            except JournalError as replaced:
+                log.error("another worker has taken over", problem=replaced.problem)
+                self._replaced = replaced
+                return
 
     # -- reserving --------------------------------------------------------------------------------
 
     async def _try_reserve(self, record: Reserved) -> EntryId | Refusal:
+        if not self._owner:  # an entry needs an owner, and an id that nobody else gives
+            raise JournalError(path=self._path, problem="the ledger is closed")
+        if self._replaced is not None:
+            raise self._replaced.with_traceback(None)
         LedgerState().check(record)  # amounts that cannot be are refused here
         record = with_clean_texts(record)
-        said = operation(record)
+        # Hosts' clocks differ by minutes: the server's books have the server's time.
+        said = operation(structs.replace(record, at_s=record.at_s + self._behind_s))
         try:
             result = await self._link.call(said)
         except (asyncio.CancelledError, LedgerUnreachable):
@@ -354,11 +396,18 @@ class SharedLedger(Recorder):
         return statement_of(await read_books(self._link, "lines"))
 
     async def unresolved(self) -> tuple[OpenEntry, ...]:
-        """Held entries of all workers, oldest first; the balance and the notes are fresh then."""
+        """Held entries of all workers, oldest first; the balance and the notes are fresh then.
+
+        Their times are by this worker's clock, whoever reserved them.
+        """
         await self._link.call(MARK)
         self.notes = await read_notes(self._link)
         entries = await read_entries(self._link)
-        return tuple(item for item in entries.values() if item.status is EntryStatus.HELD)
+        return tuple(
+            structs.replace(item, reserved_at_s=item.reserved_at_s - self._behind_s)
+            for item in entries.values()
+            if item.status is EntryStatus.HELD
+        )
 
     async def recorded(self, generation_ids: Iterable[str]) -> frozenset[str]:
         """Those among `generation_ids` whose record has been posted, by whichever worker."""

@@ -22,7 +22,8 @@ if call('HGET', OWNERS, 'ledger') ~= ARGV[1] then
 end
 
 -- A batch is sent again when its reply was lost: then its reply is given again. One that is older
--- was delayed on a broken connection, and is void.
+-- was delayed on a broken connection, and is void. One that is too young comes after batches that
+-- this server confirmed and no longer knows: its sums are too low.
 local owner = ARGV[2]
 local last = tonumber(call('HGET', OWNERS, owner .. '\tbatch') or '0')
 local batch = tonumber(ARGV[3])
@@ -33,6 +34,14 @@ if batch == last then return {call('HGET', OWNERS, owner .. '\treply'), call('HG
 local function exceeds(a, b)
   if #a ~= #b then return #a > #b end
   return a > b
+end
+
+local function forgotten(what)
+  return redis.error_reply('LEDGER the server has forgotten what it had confirmed: ' .. what)
+end
+
+if batch > last + 1 then
+  return forgotten('of ' .. (batch - 1) .. ' batches of this worker it knows ' .. last)
 end
 
 local function get(path, name) return call('HGET', ACCOUNTS, path .. '\t' .. name) or '0' end
@@ -50,6 +59,18 @@ local function line(entry, name, amount)
     call('HINCRBY', LINES, entry.account .. '\t' .. name .. '\t' .. entry.endpoint, amount)
   end
 end
+
+-- Each of the keys can go alone, by eviction or by hand. Without its accounts there is no cap.
+local function missing()
+  local is_kept = call('HEXISTS', ACCOUNTS, '\troom')
+  if call('EXISTS', JOURNAL) ~= is_kept then return is_kept == 1 and JOURNAL or ACCOUNTS end
+  if tostring(call('HLEN', ENTRIES)) ~= get('', 'open_entries') then return ENTRIES end
+  local is_settled = get('', 'posted_entries') ~= '0' or get('', 'voided_entries') ~= '0'
+  if is_settled and call('EXISTS', LINES) == 0 then return LINES end
+end
+
+local lost = missing()
+if lost then return forgotten(lost .. ' is missing, or not all there') end
 
 -- The root, every account on the way, and the account itself.
 local function lineage(account)
