@@ -142,7 +142,7 @@ class RowRun:
             is_mismatch="served_mismatch" in served.flags,
             is_elsewhere=self._rests(lease, outcome, exchange, offers),
         )
-        settlement = self._settlement(lease.candidate, exchange, served)
+        settlement = self._settlement(lease.candidate, local, exchange, served)
         if outcome.kind is Kind.ANSWER:
             answer = answer_of(
                 exchange,
@@ -297,9 +297,10 @@ class RowRun:
 
     # -- settling ---------------------------------------------------------------------------------
 
-    def _settlement(self, candidate: Candidate, exchange: Exchange, served: Served) -> Settlement:
+    def _settlement(
+        self, candidate: Candidate, local: LocalRoute | None, exchange: Exchange, served: Served
+    ) -> Settlement:
         """By the service's word, or by the owner's rules for a server of one's own."""
-        local = self._local(candidate)
         when = datetime.fromtimestamp(self.engine.clock.time_s(), UTC)
         if local is None:
             return settle(exchange.reply, pricing=served.pricing, when=when)

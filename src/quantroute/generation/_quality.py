@@ -59,7 +59,6 @@ _SMALL_BYTES: Final = 4_096
 #: As chat templates spell it: DeepSeek, Qwen and Kimi; Kimi-VL; Magistral; Seed-OSS; gpt-oss.
 _OPENER: Final = re.compile(r"<think>|◁think▷|\[THINK\]|<seed:think>|<\|channel\|>analysis")
 _CLOSER: Final = re.compile(r"</think>|◁/think▷|\[/THINK\]|</seed:think>")
-_WITHIN_TAGS: Final = ("think", "THINK", "<|channel|>")
 #: Words that tags are made of elsewhere too: a leak only as the beginning of an answer.
 _BEGINNING: Final = re.compile(r"\s*<(thinking|thought|reasoning)>.*?</\1>", re.DOTALL)
 _CODE: Final = re.compile(r"```.*?```|`[^`\n]*`", re.DOTALL)
@@ -169,7 +168,7 @@ def _is_leaked(content: str, asked: Sequence[str]) -> bool:
     """
     if _BEGINNING.match(content):
         return True
-    if not any(word in content for word in _WITHIN_TAGS):
+    if "think" not in content and "THINK" not in content and "<|channel|>" not in content:
         return False
     if _OPENER.match(content.lstrip()):
         return True

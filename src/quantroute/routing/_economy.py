@@ -44,7 +44,7 @@ PROBE_EVERY: Final = 50
 _LENGTHS: Final = 200
 #: Kinds of work that are told apart; for all further ones one mean serves.
 _MOST_KINDS: Final = 64
-_ALL_KINDS: Final = ""
+_FURTHER_KINDS: Final = ""
 #: The pool moves slowly: it is looked at again after so many observations.
 _POOL_EVERY: Final = 64
 #: Of a kind of work hardly anything is assumed: all that did it are measured by it alike.
@@ -73,55 +73,6 @@ class EndpointCost:
 
 
 @dataclass(slots=True)
-class _Share:
-    """What one endpoint did of one kind of work; weighted sums."""
-
-    input_pusd: float = 0.0
-    pusd_per_output_token: float = 0.0
-    judged: float = 0.0
-    accepted: float = 0.0
-
-
-@dataclass(slots=True)
-class _Sums:
-    """What one endpoint did: weighted sums of answers, of verdicts, of pico-dollars."""
-
-    weight: float = 1.0  # of the next answer
-    answers: float = 0.0
-    billed_pusd: float = 0.0
-    failures: float = 0.0
-    judged: float = 0.0
-    accepted: float = 0.0
-    shares: dict[str, _Share] = field(default_factory=dict)
-    factor: float = 1.0
-    is_stale: bool = True
-
-    def share(self, kind: str) -> _Share:
-        found = self.shares.get(kind)
-        if found is None:
-            found = self.shares[kind] = _Share()
-        return found
-
-    def age(self) -> None:
-        """Another answer is in: all that came before weighs a little less, beside the next."""
-        self.weight *= _GROWTH_PER_ANSWER
-        if self.weight < _HEAVIEST:
-            return
-        scale = 1.0 / self.weight
-        self.weight = 1.0
-        self.answers *= scale
-        self.billed_pusd *= scale
-        self.failures *= scale
-        self.judged *= scale
-        self.accepted *= scale
-        for share in self.shares.values():
-            share.input_pusd *= scale
-            share.pusd_per_output_token *= scale
-            share.judged *= scale
-            share.accepted *= scale
-
-
-@dataclass(slots=True)
 class _Length:
     """The mean length of answers; the last `_LENGTHS` count."""
 
@@ -140,29 +91,91 @@ class _Kinds:
     Attributes: `ease` is the acceptance of a kind beside that of all the model's answers.
     """
 
-    lengths: dict[str, _Length] = field(default_factory=lambda: {_ALL_KINDS: _Length()})
+    overall: _Length = field(default_factory=_Length)
+    lengths: dict[str, _Length] = field(default_factory=dict)
     ease: dict[str, float] = field(default_factory=dict)
 
     def name_of(self, account: str) -> str:
         """The kind under which the work of an account is kept."""
-        if account in self.lengths:
+        if account in self.lengths or len(self.lengths) < _MOST_KINDS:
             return account
-        if len(self.lengths) > _MOST_KINDS:
-            return _ALL_KINDS
-        self.lengths[account] = _Length()
-        return account
+        return _FURTHER_KINDS
 
-    def learn_length(self, kind: str, tokens: int) -> None:
-        self.lengths[_ALL_KINDS].learn(tokens)
-        if kind != _ALL_KINDS:
-            self.lengths[kind].learn(tokens)
+    def length_of(self, kind: str) -> _Length:
+        return self.lengths.setdefault(kind, _Length())
 
     def mean_tokens(self, account: str) -> float | None:
         """Of the account's own answers, else of all; None before the first."""
         length = self.lengths.get(account)
         if length is None or not length.answers:
-            length = self.lengths[_ALL_KINDS]
+            length = self.overall
         return length.mean_tokens if length.answers else None
+
+
+@dataclass(slots=True)
+class _Share:
+    """What one endpoint did of one kind of work; weighted sums."""
+
+    length: _Length  # of all answers of this kind, from everywhere
+    input_pusd: float = 0.0
+    pusd_per_output_token: float = 0.0
+    judged: float = 0.0
+    accepted: float = 0.0
+
+
+@dataclass(slots=True)
+class _Sums:
+    """What one endpoint did: weighted sums of answers, of verdicts, of pico-dollars."""
+
+    kinds: _Kinds  # of its model
+    weight: float = 1.0  # of the next answer
+    answers: float = 0.0
+    billed_pusd: float = 0.0
+    failures: float = 0.0
+    judged: float = 0.0
+    accepted: float = 0.0
+    shares: dict[str, _Share] = field(default_factory=dict)
+    factor: float = 1.0
+    is_stale: bool = True
+
+    def share(self, account: str) -> _Share:
+        found = self.shares.get(account)
+        if found is None:
+            kind = self.kinds.name_of(account)
+            found = self.shares.get(kind)
+            if found is None:
+                found = self.shares[kind] = _Share(self.kinds.length_of(kind))
+        return found
+
+    def expected_pusd(self) -> float:
+        """What the price list lets one expect, each answer as long as is usual for its kind."""
+        return sum(
+            share.input_pusd + share.pusd_per_output_token * share.length.mean_tokens
+            for share in self.shares.values()
+        )
+
+    def eased(self) -> float:
+        """Its answers, each counted by how easily its kind is accepted."""
+        ease = self.kinds.ease
+        return sum(share.judged * ease.get(kind, 1.0) for kind, share in self.shares.items())
+
+    def age(self) -> None:
+        """Another answer is in: all that came before weighs a little less, beside the next."""
+        self.weight *= _GROWTH_PER_ANSWER
+        if self.weight < _HEAVIEST:
+            return
+        scale = 1.0 / self.weight
+        self.weight = 1.0
+        self.answers *= scale
+        self.billed_pusd *= scale
+        self.failures *= scale
+        self.judged *= scale
+        self.accepted *= scale
+        for share in self.shares.values():
+            share.input_pusd *= scale
+            share.pusd_per_output_token *= scale
+            share.judged *= scale
+            share.accepted *= scale
 
 
 @dataclass(slots=True)
@@ -198,11 +211,12 @@ class EndpointEconomy:
             input_pusd: what its prompt costs there by the price list, fees included.
             pusd_per_output_token: the list price of what it wrote.
         """
-        sums, kinds = self._of(key), self._kinds_of(key.model)
-        kind = kinds.name_of(account)
-        kinds.learn_length(kind, output_tokens)
+        sums = self._of(key)
+        share = sums.share(account)
+        share.length.learn(output_tokens)
+        sums.kinds.overall.learn(output_tokens)
         sums.age()
-        share, weight = sums.share(kind), sums.weight
+        weight = sums.weight
         share.input_pusd += weight * input_pusd
         share.pusd_per_output_token += weight * pusd_per_output_token
         sums.answers += weight
@@ -220,7 +234,7 @@ class EndpointEconomy:
     def judged(self, key: EndpointKey, *, account: str, accepted: bool) -> None:
         """An answer was looked at, and taken or not."""
         sums = self._of(key)
-        share = sums.share(self._kinds_of(key.model).name_of(account))
+        share = sums.share(account)
         weight, taken = sums.weight, sums.weight * accepted
         share.judged += weight
         share.accepted += taken
@@ -240,13 +254,13 @@ class EndpointEconomy:
         """Cost of one accepted row there, per expected cost of one attempt."""
         sums = self._of(key)
         if sums.is_stale:
-            sums.factor = self._spend(key, sums) / self._acceptance(key, sums)
+            sums.factor = self._spend(sums) / self._acceptance(sums)
             sums.is_stale = False
         return sums.factor
 
     def acceptance(self, key: EndpointKey) -> float:
         """Probability that an answer from there to usual work is accepted."""
-        return min(1.0, self._acceptance(key, self._of(key)))
+        return min(1.0, self._acceptance(self._of(key)))
 
     def ordered(self, candidates: Iterable[Candidate]) -> tuple[Candidate, ...]:
         """By preference; now and then with one to probe in front."""
@@ -263,7 +277,7 @@ class EndpointEconomy:
                 key=key,
                 answers=sums.answers / sums.weight,
                 judged=sums.judged / sums.weight,
-                spend=self._spend(key, sums),
+                spend=self._spend(sums),
                 acceptance=self.acceptance(key),
                 failures=sums.failures / (sums.answers or sums.weight),
                 factor=self.factor(key),
@@ -286,38 +300,25 @@ class EndpointEconomy:
         chosen = behind[(self._asked // PROBE_EVERY) % len(behind)]
         return (chosen, *(item for item in found if item is not chosen))
 
-    def _spend(self, key: EndpointKey, sums: _Sums) -> float:
+    def _spend(self, sums: _Sums) -> float:
         if not self._mean_expected_pusd:  # no answer anywhere: a failure cost about an attempt
             return self._pooled_spend + sums.failures / (sums.weight * PRIOR_ANSWERS)
         prior_pusd = sums.weight * PRIOR_ANSWERS * self._mean_expected_pusd
         billed = sums.billed_pusd + prior_pusd * self._pooled_spend
-        return billed / (self._expected_pusd(key, sums) + prior_pusd)
+        return billed / (sums.expected_pusd() + prior_pusd)
 
-    def _acceptance(self, key: EndpointKey, sums: _Sums) -> float:
+    def _acceptance(self, sums: _Sums) -> float:
         """Accepted per answer, of work as easy as all of the model's; above one if it got harder
         work and all of that was accepted.
         """
         prior = sums.weight * PRIOR_ANSWERS
         accepted = sums.accepted + prior * self._pooled_acceptance
-        return max(_LEAST_ACCEPTANCE, accepted / (self._eased(key, sums) + prior))
-
-    def _expected_pusd(self, key: EndpointKey, sums: _Sums) -> float:
-        """What the price list lets one expect, each answer as long as is usual for its kind."""
-        kinds = self._kinds_of(key.model)
-        return sum(
-            share.input_pusd + share.pusd_per_output_token * (kinds.mean_tokens(kind) or 0.0)
-            for kind, share in sums.shares.items()
-        )
-
-    def _eased(self, key: EndpointKey, sums: _Sums) -> float:
-        """Its answers, each counted by how easily its kind is accepted."""
-        ease = self._kinds_of(key.model).ease
-        return sum(share.judged * ease.get(kind, 1.0) for kind, share in sums.shares.items())
+        return max(_LEAST_ACCEPTANCE, accepted / (sums.eased() + prior))
 
     def _of(self, key: EndpointKey) -> _Sums:
         sums = self._sums.get(key)
         if sums is None:
-            sums = self._sums[key] = _Sums()
+            sums = self._sums[key] = _Sums(self._kinds_of(key.model))
         return sums
 
     def _kinds_of(self, model: str) -> _Kinds:
@@ -341,9 +342,9 @@ class EndpointEconomy:
         spend = _Pool(1.0, answers=PRIOR_ANSWERS)
         overall = _Pool(PRIOR_ACCEPTANCE, answers=PRIOR_ANSWERS)
         expected = answers = 0.0
-        for key, sums in self._sums.items():
+        for sums in self._sums.values():
             sums.is_stale = True
-            expected_there, answers_there = self._expected_pusd(key, sums), sums.answers
+            expected_there, answers_there = sums.expected_pusd(), sums.answers
             expected += expected_there / sums.weight
             answers += answers_there / sums.weight
             if expected_there:
