@@ -18,7 +18,7 @@ import pytest
 
 from client_support import fast
 from quantroute import Client, Service
-from quantroute.client import ChatRequest
+from quantroute.client import ChatRequest, RetryPolicy
 from quantroute.storage import SqliteStore
 from registry_support import MODEL, entry, listing
 
@@ -26,6 +26,8 @@ T = TypeVar("T")
 
 USAGE = {"prompt_tokens": 10, "completion_tokens": 4, "total_tokens": 14, "cost": 0.0000135}
 COST_PUSD = 13_500_000
+DONE = b"data: [DONE]\n\n"
+ONE_TRY = RetryPolicy(max_attempts=1, max_paid_attempts=1)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -54,7 +54,6 @@ from registry_support import MODEL, entry
 
 pytestmark = pytest.mark.usefixtures("key")
 
-ONE_TRY = RetryPolicy(max_attempts=1, max_paid_attempts=1)
 OUT_OF_FUNDS = {"error": {"code": 402, "message": "Insufficient credits"}}
 
 

@@ -13,6 +13,8 @@ from structlog.testing import capture_logs
 from client_support import until
 from faults.hostile import (
     COST_PUSD,
+    DONE,
+    ONE_TRY,
     USAGE,
     Asked,
     Hostile,
@@ -35,9 +37,7 @@ from registry_support import MODEL, entry
 
 pytestmark = pytest.mark.usefixtures("key")
 
-ONE_TRY = RetryPolicy(max_attempts=1, max_paid_attempts=1)
 END = chunk(choice={"finish_reason": "stop"}, usage=USAGE)
-DONE = b"data: [DONE]\n\n"
 
 
 async def held_ids(client: Client) -> list[str | None]:

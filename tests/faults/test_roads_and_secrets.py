@@ -25,6 +25,7 @@ import quantroute.client
 import quantroute.registry
 from client_support import fast
 from faults.hostile import (
+    ONE_TRY,
     Asked,
     Hostile,
     Wire,
@@ -42,7 +43,6 @@ from registry_support import MODEL
 
 pytestmark = pytest.mark.usefixtures("key")
 
-ONE_TRY = RetryPolicy(max_attempts=1, max_paid_attempts=1)
 PROXY_VARIABLES = ("http_proxy", "https_proxy", "no_proxy", "all_proxy")
 
 

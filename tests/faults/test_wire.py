@@ -12,6 +12,8 @@ import pytest
 
 from faults.hostile import (
     COST_PUSD,
+    DONE,
+    ONE_TRY,
     USAGE,
     Asked,
     LoopClock,
@@ -29,9 +31,6 @@ from quantroute.routing import LimitSettings
 from registry_support import MODEL, entry
 
 pytestmark = pytest.mark.usefixtures("key")
-
-ONE_TRY = RetryPolicy(max_attempts=1, max_paid_attempts=1)
-DONE = b"data: [DONE]\n\n"
 
 
 def ends(**changes: Any) -> bytes:

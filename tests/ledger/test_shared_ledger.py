@@ -11,7 +11,7 @@ import sys
 import textwrap
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -41,20 +41,6 @@ USAGE = TokenUsage(input_tokens=3, output_tokens=5, reasoning_tokens=2)
 
 def charge(amount: int, **more: Any) -> Charge:
     return Charge(amount_pusd=amount, basis=Basis.REPORTED, **more)
-
-
-@pytest.fixture
-def name() -> str:
-    return uuid.uuid4().hex
-
-
-@pytest.fixture
-def own_redis(tmp_path: Path) -> Iterator[RedisServer]:
-    """A server that the test may kill."""
-    folder = tmp_path / "redis"
-    folder.mkdir()
-    with redis_server(folder) as server:
-        yield server
 
 
 async def killed(ledger: SharedLedger) -> None:

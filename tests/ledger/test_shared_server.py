@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
-import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,20 +33,6 @@ LOST = "forgotten what it had confirmed"
 
 def charge(amount: int) -> Charge:
     return Charge(amount_pusd=amount, basis=Basis.REPORTED)
-
-
-@pytest.fixture
-def name() -> str:
-    return uuid.uuid4().hex
-
-
-@pytest.fixture
-def own_redis(tmp_path: Path) -> Iterator[RedisServer]:
-    """A server that the test may kill."""
-    folder = tmp_path / "redis"
-    folder.mkdir()
-    with redis_server(folder) as server:
-        yield server
 
 
 def connect(server: RedisServer, name: str, **more: Any) -> SharedLedger:
