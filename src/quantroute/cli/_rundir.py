@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -48,7 +49,7 @@ class OpenedShards:
         return summed(lines) if len(self.ledgers) > 1 else tuple(lines)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RunFolder:
     """Where a run lives.
 
@@ -63,7 +64,7 @@ class RunFolder:
     ledger_url: str | None = None
     allow_volatile: bool = False
 
-    @property
+    @functools.cached_property  # it opens every file of the run
     def name(self) -> str:
         """The run's name: that of the run in the folder; of a new one, the folder's."""
         return run_name(self.path)
